@@ -111,7 +111,10 @@ NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
             "new tokens per row, beyond the end token; a maximum with truth",
         ),
         OwnParameter(
-            "visions", "list[str]", '["eager"]', "how the vision encoders run: eager, compiled"
+            "visions",
+            "list[str]",
+            '["eager"]',
+            "how the vision encoders run: eager, cuda_graph, compiled",
         ),
         OwnParameter(
             "attentions",

@@ -46,25 +46,38 @@ class OcrPhasesError(Exception):
 
     Parameters
     ----------
-    *parts
-        The sentence: one text, or several with a `Keyword` between them.
+    sentence : str
+        The sentence. If there are ``values``, it has their names in braces, as `str.format` reads
+        them; without them braces are ordinary characters.
+    **values
+        What stands in the places of these names; a `Keyword` is written as the command line or
+        Python has it.
+
+    Examples
+    --------
+    >>> print(OcrPhasesError("Drop {kernels} on {device}.", kernels=Keyword("kernels", True),
+    ...                      device="cpu"))
+    Drop kernels=True on cpu.
     """
 
     _shown = False
 
-    def __init__(self, *parts: str | Keyword) -> None:
-        super().__init__(*parts)
-        self.parts = parts
+    def __init__(self, sentence: str, /, **values: object) -> None:
+        super().__init__(sentence)
+        self._text = sentence
+        self._values = values
 
     def __str__(self) -> str:
         return self.sentence()
 
     def sentence(self, spell: Callable[[Keyword], str] = str) -> str:
         """The sentence, in which ``spell`` writes the keywords; as Python does by default."""
-        words = []
-        for part in self.parts:
-            words.append(spell(part) if isinstance(part, Keyword) else str(part))
-        return "".join(words)
+        if not self._values:
+            return self._text
+        spelled = {}
+        for name, value in self._values.items():
+            spelled[name] = spell(value) if isinstance(value, Keyword) else value
+        return self._text.format(**spelled)
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows."""
@@ -80,16 +93,18 @@ class SettingError(OcrPhasesError):
 
     Parameters
     ----------
-    field
+    field : str
         The name of the setting, as `Settings` and the keywords of a call have it.
-    *parts
-        The sentence: one text, or several with a `Keyword` between them.
+    sentence : str
+        The sentence, as in `OcrPhasesError`.
+    **values
+        What stands in the places that the sentence names.
     """
 
-    def __init__(self, field: str, *parts: str | Keyword) -> None:
-        super().__init__(field, *parts)  # what an error is made again of in another process
+    def __init__(self, field: str, sentence: str, /, **values: object) -> None:
+        super().__init__(sentence, **values)
         self.field = field
-        self.parts = parts
+        self.args = (field, sentence)  # what an error is made again of in another process
 
 
 class WrongCall(OcrPhasesError, TypeError):
@@ -426,10 +441,17 @@ def check_known(
     choice = any_of(known)
     if listed_in:
         choice = f"one of the {len(known)} in {listed_in}"
-    rest = f" {name!r}{whose}: use {choice}{more}.{hint}"
+    advice = f"use {choice}{more}.{hint}"
     if isinstance(what, Keyword):
-        raise SettingError(what.name, "Unknown ", what, rest)
-    raise OcrPhasesError(f"Unknown {what}{rest}")
+        raise SettingError(
+            what.name,
+            "Unknown {setting} {name!r}{whose}: {advice}",
+            setting=what,
+            name=name,
+            whose=whose,
+            advice=advice,
+        )
+    raise OcrPhasesError(f"Unknown {what} {name!r}{whose}: {advice}")
 
 
 def short(value: Any) -> str:

@@ -255,9 +255,10 @@ def _replaces(path: str | Path, overwrite: bool) -> bool:
     content = target.exists() and target.stat().st_size > 0
     if content and not overwrite and not _is_own(target):
         raise CannotWrite(
-            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give ",
-            Keyword("overwrite", True),
-            ".",
+            "{path} is neither a record nor a trace of ocr_phases: name another file, or give "
+            "{overwrite}.",
+            path=path,
+            overwrite=Keyword("overwrite", True),
         )
     return content
 
@@ -353,10 +354,10 @@ def check_names(
         _check_regular(path, path.stat(), CannotWrite)
         if not overwrite and name not in own:
             raise CannotWrite(
-                f"{path} was not written by ocr_phases, or was changed since: choose another "
-                "folder, or give ",
-                Keyword("overwrite", True),
-                ".",
+                "{path} was not written by ocr_phases, or was changed since: choose another "
+                "folder, or give {overwrite}.",
+                path=path,
+                overwrite=Keyword("overwrite", True),
             )
         matching.append(name)
     return matching

@@ -101,12 +101,13 @@ _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False",
 @functools.cache
 def _declared(settings: type) -> dict[str, Any]:
     """The declared types of settings, ``| None`` left out."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {
-        name: get_args(hint)[0] if NoneType in get_args(hint) else hint
-        for name, hint in hints.items()
-        if name not in _FREE
-    }
+    declared_types = {}
+    for name, hint in get_type_hints(settings, include_extras=True).items():
+        if name in _FREE:
+            continue
+        choices = get_args(hint)
+        declared_types[name] = choices[0] if NoneType in choices else hint
+    return declared_types
 
 
 def _converted(
@@ -126,14 +127,23 @@ def _converted(
             value.encode()
     except UnicodeEncodeError as error:
         raise SettingError(
-            field_name, subject, f" is {value!a}, which is not valid Unicode: type it again."
+            field_name,
+            "{subject} is {value!a}, which is not valid Unicode: type it again.",
+            subject=subject,
+            value=value,
         ) from error
     except ValueError as error:
         if get_origin(wanted) is Literal:
             check_known(Keyword(name), value, get_args(wanted))
         problem = str(error).partition(",")[0].removeprefix("Expected ").replace("`", "")
         expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
-        raise SettingError(field_name, subject, f" is {short(value)}: give {expected}.") from error
+        raise SettingError(
+            field_name,
+            "{subject} is {value}: give {expected}.",
+            subject=subject,
+            value=short(value),
+            expected=expected,
+        ) from error
     return value
 
 
@@ -225,14 +235,16 @@ class SamplingSettings(_Checked):
             except (ValueError, RecursionError) as error:
                 raise SettingError(
                     "infer",
-                    Keyword("infer"),
-                    f" is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9.",
+                    "{setting} is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9.",
+                    setting=Keyword("infer"),
+                    infer=infer,
                 ) from error
         if not isinstance(infer, Mapping | None):
             raise SettingError(
                 "infer",
-                Keyword("infer"),
-                f' is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.',
+                '{setting} is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.',
+                setting=Keyword("infer"),
+                infer=infer,
             )
         given = dict(infer or {})
         for name in given:
@@ -274,8 +286,8 @@ class SamplingSettings(_Checked):
         names = ["do_sample", "no_repeat_ngram_size", "repetition_penalty"]
         if self.do_sample:
             names = setting_names(SamplingSettings)
-        own = (_WINDOW, _WHITELIST)
-        arguments = {name: getattr(self, name) for name in names if name not in own}
+        not_of_generate = (_WINDOW, _WHITELIST)
+        arguments = {name: getattr(self, name) for name in names if name not in not_of_generate}
         if self.has_own_rule:
             arguments["no_repeat_ngram_size"] = 0
         return arguments
@@ -313,9 +325,9 @@ def resolve_infer(
     if facts.is_unknown:
         raise SettingError(
             "infer",
-            f"What infer() {facts.title} has is unknown: leave ",
-            Keyword("infer", infer),
-            " out.",
+            "What infer() {family} has is unknown: leave {name} out.",
+            family=facts.title,
+            name=Keyword("infer", infer),
         )
     if infer in facts.published_vllm:
         values = dict(facts.published_vllm[infer])
@@ -325,10 +337,9 @@ def resolve_infer(
     if autocast is False:
         raise SettingError(
             "autocast",
-            Keyword("infer", infer),
-            " runs under autocast: drop ",
-            Keyword("autocast", False),
-            ", or the name.",
+            "{name} runs under autocast: drop {without_autocast}, or the name.",
+            name=Keyword("infer", infer),
+            without_autocast=Keyword("autocast", False),
         )
     values = dict(facts.published[infer])
     if values and several_pages:
@@ -597,9 +608,12 @@ class RunSettings(_Checked):
                 below = side - side % PIXELS_PER_TOKEN
                 raise SettingError(
                     name,
-                    Keyword(name, side),
-                    f" is no multiple of {PIXELS_PER_TOKEN}, the pixels of a token's side: give "
-                    f"{below} or {below + PIXELS_PER_TOKEN}.",
+                    "{size} is no multiple of {token_side}, the pixels of a token's side: give "
+                    "{below} or {above}.",
+                    size=Keyword(name, side),
+                    token_side=PIXELS_PER_TOKEN,
+                    below=below,
+                    above=below + PIXELS_PER_TOKEN,
                 )
         ViewSizes.asked(self)
 
@@ -608,31 +622,31 @@ class RunSettings(_Checked):
         if self.first_token != "prefill":
             raise SettingError(
                 "first_token",
-                "generate() has no ",
-                Keyword("first_token", self.first_token),
-                ": drop one of the two.",
+                "generate() has no {first_token}: drop one of the two.",
+                first_token=Keyword("first_token", self.first_token),
             )
         if self.verify:
             raise SettingError(
                 "verify",
-                Keyword("generate", True),
-                " has no other tokens to compare: drop it, or ",
-                Keyword("verify", True),
-                ".",
+                "{generate} has no other tokens to compare: drop it, or {verify}.",
+                generate=Keyword("generate", True),
+                verify=Keyword("verify", True),
             )
         if self.strategy != "eager":
             raise SettingError(
                 "strategy",
-                "generate() has its own decode loop: drop it, or ",
-                Keyword("strategy", self.strategy),
-                ".",
+                "generate() has its own decode loop: drop it, or {strategy}.",
+                strategy=Keyword("strategy", self.strategy),
             )
 
     @property
     def expected_tokens(self) -> int:
         """The most new tokens, as far as that is known without the model and the page."""
-        published = is_published(self.infer) and FAMILIES[DEEPSEEK_OCR].published_limit
-        return self.max_new_tokens or published or NEW_TOKENS
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        if is_published(self.infer):
+            return FAMILIES[DEEPSEEK_OCR].published_limit or NEW_TOKENS
+        return NEW_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -735,14 +749,23 @@ def declared(setting: Field[Any]) -> Any:
 def kind(setting: Field[Any]) -> str:
     """What a setting's value is: int, float, bool or str."""
     wanted = declared(setting)
-    return {int: "int", float: "float", bool: "bool"}.get(
-        getattr(wanted, "__origin__", wanted), "str"
-    )
+    # An annotated type, such as `Steps`, is of the type that it annotates.
+    plain_type = getattr(wanted, "__origin__", wanted)
+    if plain_type is bool:
+        return "bool"
+    if plain_type is int:
+        return "int"
+    if plain_type is float:
+        return "float"
+    return "str"
 
 
 def choices(setting: Field[Any]) -> tuple[str, ...]:
     """The values that a setting may have; empty where they are not listed."""
-    return get_args(declared(setting)) if get_origin(declared(setting)) is Literal else ()
+    wanted = declared(setting)
+    if get_origin(wanted) is not Literal:
+        return ()
+    return get_args(wanted)
 
 
 def setting_from_text(name: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Which code and weights these are, where the package's files are, and garbage collection that
+"""Which code and weights these are, where the package's files are, and a collector of garbage that
 waits.
 """
 
@@ -34,13 +34,17 @@ def code_hash(package: Path = _PACKAGE) -> str:
     """
     digest = hashlib.sha256()
     patterns = ("**/*.py", "**/*.toml", "*/*.csv", "*/*.json")
-    for path in sorted(path for pattern in patterns for path in package.glob(pattern)):
+    files: list[Path] = []
+    for pattern in patterns:
+        files += package.glob(pattern)
+    for path in sorted(files):
         content = hashlib.sha256(path.read_bytes()).digest()
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()[:16]
 
 
-_MOST_HEADER = 100_000_000  # the safetensors format's own limit
+#: The safetensors format's own limit of a header, in bytes.
+_MOST_HEADER = 100_000_000
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -68,8 +72,9 @@ def folder_hash(folder: Path, *, code: bool = False) -> str:
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in weight_files(folder):
         digest.update(_header(path))
-    for path in sorted(folder.rglob("*.py")) if code else []:
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    if code:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -94,14 +99,12 @@ def git_state() -> str | None:
     As it was when first asked for: it costs a process. None when the package is installed, or git
     cannot say.
     """
-    place = [
-        f"--git-dir={_ROOT / '.git'}",
-        f"--work-tree={_ROOT}",
-    ]  # not what is around an installed package
     command = [
         "git",
         "--no-optional-locks",
-        *place,
+        # Not a repository that an installed package happens to lie in.
+        f"--git-dir={_ROOT / '.git'}",
+        f"--work-tree={_ROOT}",
         "describe",
         "--always",
         "--dirty",
@@ -122,7 +125,8 @@ def asset(*parts: str) -> Path:
     missing.
     """
     installed = _PACKAGE / "_assets"
-    path = (installed if installed.is_dir() else _ROOT).joinpath(*parts)
+    folder = installed if installed.is_dir() else _ROOT
+    path = folder.joinpath(*parts)
     if not path.exists():
         raise OcrPhasesError(f"{'/'.join(parts)} is missing here: install ocr_phases again.")
     return path
@@ -132,17 +136,23 @@ def child_environment() -> dict[str, str]:
     """This process's environment for one it starts; in a source tree the package is found from
     anywhere.
     """
-    installed = str(_ROOT) in sysconfig.get_paths().values()
-    paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
-    return {**os.environ, **({} if installed else {"PYTHONPATH": os.pathsep.join(paths)})}
+    environment = dict(os.environ)
+    is_installed = str(_ROOT) in sysconfig.get_paths().values()
+    if not is_installed:
+        paths = [str(_ROOT)]
+        if environment.get("PYTHONPATH"):
+            paths.append(environment["PYTHONPATH"])
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
 
 
-_NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
+#: After so many new objects, some 10 MB, garbage is looked for; Python's own number is 700.
+_NEW_OBJECTS = 50_000
 
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Look for it less often for the length of a ``with`` block.
+    """Collect garbage less often for the length of a ``with`` block.
 
     Tables, figures and torch's modules are many objects and little garbage. A report of a record
     takes 3.20 s of CPU time with it and 3.49 s without (medians of 5 alternating pairs of

@@ -45,15 +45,18 @@ def make_pages(folder: Path, *words: str) -> Path:
 
 
 def jobs(folder: Path, **more: Any) -> list[Job]:
+    """The jobs of all pages of a folder, with these settings beside the usual ones."""
     return list(make_jobs(find_pages([str(folder)], BATCH), {**SETTINGS, **more}))
 
 
 def measure(folder: Path, out: Path, **options: Any) -> Counts:
+    """Measure the pages of a folder with the stub as the only worker."""
     with contextlib.closing(LocalWorkers(command=STUB)) as pool:
         return run_jobs(jobs(folder), out, pool, **options)
 
 
 def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Counts:
+    """Measure jobs with the workers of a pool."""
     out.mkdir(exist_ok=True)
     list_pages(given, out, {})
     return measure_pages(out, pool, **options)
@@ -79,37 +82,34 @@ sys.exit(main(sys.argv[2:]))
 
 def start_driver(folder: Path, *options: str) -> subprocess.Popen[str]:
     """The command as a process, for the pages in ``folder/in`` with the stub as its workers."""
-    command = [
-        "batch",
-        str(folder / "in"),
-        "--out",
-        str(folder / "out"),
-        "--device",
-        "cpu",
-        *options,
-    ]
-    program = [sys.executable, "-c", DRIVER, json.dumps(STUB), *command, "--render", "none"]
-    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    command = ["batch", str(folder / "in"), "--out", str(folder / "out"), "--device", "cpu"]
+    program = [sys.executable, "-c", DRIVER, json.dumps(STUB)]
+    return subprocess.Popen(
+        [*program, *command, *options, "--render", "none"], stderr=subprocess.PIPE, text=True
+    )
 
 
-def wait_for(condition: Any, seconds: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What a condition gives once that is true; a test fails that waits for so many seconds."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
         time.sleep(0.02)
-    return found
+    raise AssertionError("it did not happen in time")
 
 
 def listening(pid: int | None = None) -> dict[str, list[str]]:
     """The commands of all processes below ``pid`` (None: this one), and where each listens."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True):
-        connections = (
-            getattr(process, "net_connections", None) or process.connections
-        )  # before psutil 6
-        sockets = [
-            f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr
-        ]
+        # Before psutil 6 the method had its older name only.
+        connections = getattr(process, "net_connections", None) or process.connections
+        sockets = []
+        for connection in connections("inet"):
+            if not connection.raddr:
+                sockets.append(f"{connection.laddr.ip}:{connection.laddr.port}")
         with contextlib.suppress(psutil.ZombieProcess):  # it has ended
             found[" ".join(process.cmdline())] = sockets
     return found
@@ -160,6 +160,7 @@ def make_batch(out: Path) -> None:
 
 
 def html_of(index: BatchIndex) -> str:
+    """The page of a batch's index."""
     return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, left_out={})
 
 

@@ -32,13 +32,13 @@ IMAGE_ID, BOS, PAD = 300, 0, 1
 
 @dataclass(frozen=True)
 class Recording:
-    """One family's: ``session`` is the fixture of its model, ``cases`` are those of its forward
-    pass.
+    """What was recorded of one family.
 
-    Pixels are kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's
-    output. A case of ``made_of`` has the first page of others. ``generated`` are the cases compared
-    with ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the
-    language model to ``embeds``.
+    ``session`` is the fixture of its model, ``cases`` are those of its forward pass. Pixels are
+    kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's output. A case
+    of ``made_of`` has the first page of others. ``generated`` are the cases compared with
+    ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the language
+    model to ``embeds``.
     """
 
     name: str
@@ -55,46 +55,60 @@ class Recording:
 
     @cached_property
     def preprocess(self) -> dict[str, Any]:
+        """What became of each page before the model saw it."""
         return json.loads((self.folder / "preprocess.json").read_text())
 
     @property
     def forward(self) -> dict[str, Tensor]:
+        """The inputs and outputs of the model, by ``case.name``."""
         return _tensors(self.folder / "forward.safetensors.xz")
 
     @property
     def pixels(self) -> dict[str, Tensor]:
+        """Small copies of what each page was cut into."""
         return _tensors(self.folder / "preprocess.safetensors.xz")
 
     def inputs(self, case: str) -> DeviceInputs:
-        golden, scale, small = self.forward, self.scale, "_small" if self.scale > 1 else ""
+        """A recorded case as inputs for the model."""
+        golden = self.forward
         ids = golden[f"{case}.input_ids"]
         mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
 
-        def pixels(name: str) -> Tensor:
-            levels = (
-                golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
-            )
-            return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
-
-        pages = sorted(name for name in golden if name.startswith(f"{case}.images_ori{small}."))
-        pages = [f"{source}.images_ori{small}.0" for source in self.made_of.get(case, ())] or pages
-        crops = [name.replace("images_ori", "images_crop") for name in pages]
-        local = [pixels(name) for name in crops if name in golden]
-        counts = [
-            len(golden[crop]) if crop in golden else 0
-            for page, crop in zip(pages, crops, strict=True)
-            for _ in golden[page]
-        ]
+        global_views = []
+        crops = []
+        crop_counts = []
+        for page in self._pages_of(case):
+            views = golden[page]
+            global_views.append(self._pixel_values(views))
+            page_crops = golden.get(page.replace("images_ori", "images_crop"))
+            crop_count = 0
+            if page_crops is not None:
+                crop_count = len(page_crops)
+                crops.append(self._pixel_values(page_crops))
+            crop_counts += [crop_count] * len(views)
         return DeviceInputs(
             input_ids=ids,
             attention_mask=mask,
             images_seq_mask=ids == IMAGE_ID,
-            pixel_values=torch.cat([pixels(name) for name in pages]),
-            pixel_values_local=torch.cat(local) if local else None,
-            num_local_patches=counts,
+            pixel_values=torch.cat(global_views),
+            pixel_values_local=torch.cat(crops) if crops else None,
+            num_local_patches=crop_counts,
             patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
             position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
         )
+
+    def _pages_of(self, case: str) -> list[str]:
+        """The names of the recorded pages of a case, in their order."""
+        pixels = "images_ori_small" if self.scale > 1 else "images_ori"
+        if case in self.made_of:
+            return [f"{source}.{pixels}.0" for source in self.made_of[case]]
+        return sorted(name for name in self.forward if name.startswith(f"{case}.{pixels}."))
+
+    def _pixel_values(self, recorded: Tensor) -> Tensor:
+        """What the model sees of recorded pixels, [N, 3, S, S] of 0 to 255, at their full size."""
+        full_size = recorded.repeat_interleave(self.scale, 2).repeat_interleave(self.scale, 3)
+        values = (full_size.float() / 255 - 0.5) / 0.5
+        return values.to(torch.bfloat16).float()
 
 
 @cache
@@ -132,9 +146,9 @@ RECORDINGS = {
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    levels = np.random.default_rng(seed).integers(
-        0, 256, (height // 20, width // 20, 3), dtype=np.uint8
-    )
+    """A page of soft spots of random colours."""
+    shape = (height // 20, width // 20, 3)
+    levels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     return Image.fromarray(levels).resize((width, height))
 
 
@@ -162,7 +176,10 @@ def static_step(model: Any, inputs: DeviceInputs, tokens: int) -> StaticStep:
 
 
 def assert_same(mine: DecodeState, eager: DecodeState) -> None:
-    assert (mine.ids, mine.length, mine.lengths) == (eager.ids, eager.length, eager.lengths)
+    """Two runs made the same tokens and ended in the same state."""
+    assert mine.ids == eager.ids
+    assert mine.length == eager.length
+    assert mine.lengths == eager.lengths
     assert torch.equal(mine.attention_mask, eager.attention_mask)
     torch.testing.assert_close(mine.logits, eager.logits, atol=5e-4, rtol=0)
 
@@ -187,16 +204,18 @@ def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
     pixels.
     """
     sam = session.interface.modules(session.model)["sam"]
-    honest, seen = type(sam).forward, _SEEN.setdefault(sam, [])
+    encode = type(sam).forward
+    seen = _SEEN.setdefault(sam, [])
 
     def forward(pixels: Tensor, **named: Any) -> Any:
         if torch.is_grad_enabled():
-            return honest(sam, pixels, **named)
+            return encode(sam, pixels, **named)
         for known, output in seen:
             if torch.equal(known, pixels):
                 return output
-        seen.append((pixels, honest(sam, pixels, **named)))
-        return seen[-1][1]
+        output = encode(sam, pixels, **named)
+        seen.append((pixels, output))
+        return output
 
     return mock.patch.object(sam, "forward", forward)
 

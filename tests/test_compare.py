@@ -92,6 +92,13 @@ def test_what_only_one_has_and_single_repeats_have_no_verdict():
         Comparison([make_run()])
 
 
+def test_there_is_more_or_less_of_a_figure_that_follows_from_no_clock(monkeypatch):
+    monkeypatch.setattr("ocr_phases.analyse.compared_metrics.EXACT", frozenset({"prefill_ms"}))
+    base, longer = with_prefills(10.0, 10.0), with_prefills(20.0, 20.0)
+    assert table_of(base, longer).loc["prefill_ms", "verdict"] == "more"
+    assert table_of(longer, base).loc["prefill_ms", "verdict"] == "less"
+
+
 def with_prefills(*ms):
     """A record whose prefill took so long in each repeat."""
     return with_times(make_run(repeats=len(ms)), "prefill", lambda _, repeat: ms[repeat])

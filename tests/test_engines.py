@@ -250,7 +250,9 @@ def test_what_is_found_in_an_answer_itself():
         "cut the page as small, into 1 x 1": {"usage": {"prompt_tokens": 115}},
     }
     for told, tokens in cuts.items():
-        cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000)
+        cut = checks.how_page_was_cut(
+            Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000
+        )
         assert cut[2].measured.endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
@@ -411,6 +413,42 @@ def test_figures_of_a_load_are_those_of_its_rows():
     assert LoadResult("here", [failed]).verdict == nothing
 
 
+def test_a_stall_blames_another_page_only_where_one_waited_for_its_first_token():
+    times = [1.0, 2.0, 4.0]
+    page = AskedPage(level="2 at once", begun=0.0, times=times, tokens=3, timed=True)
+    before = AskedPage(level="2 at once", begun=0.5, times=[1.5], tokens=1)
+    during = AskedPage(level="2 at once", begun=2.5, times=[3.5], tokens=1)
+    elsewhere = AskedPage(level="4 at once", begun=2.5, times=[3.5], tokens=1)
+    (axes,) = LoadResult("here", [page, before, elsewhere]).plot.stalls().axes
+    assert axes.get_title(loc="left") == "One page's tokens: 1.50 s apart, 2.00 s at most"
+    (axes,) = LoadResult("here", [page, before, during]).plot.stalls().axes
+    assert axes.get_title(loc="left").endswith("2.00 s while another waits for its first")
+
+
+def test_a_saved_load_says_what_was_read_by_whom_and_when(tmp_path: Path):
+    page = AskedPage(level="30/min", begun=0.0, times=[0.5, 0.6], tokens=2, timed=True)
+    result = LoadResult(
+        "http://host/v1",
+        [page],
+        slo={"ttft": 500.0},
+        engine="vllm 0.32.0",
+        model="DeepSeek-OCR",
+        page="a.png and 2 more pages",
+        created="2026-11-28T10:20:30+00:00",
+    )
+    html = result.save(tmp_path).read_text()
+    for fact in (
+        "<title>Load on http://host/v1 – ocr_phases</title>",
+        "DeepSeek-OCR · vllm 0.32.0 · a.png and 2 more pages · 2026-11-28 10:20:30 UTC",
+        "objective: first token within 500 ms",
+        "sends 30 pages per minute at random times",
+        'href="load.json"',
+        'href="#Stalls"',
+    ):
+        assert fact in html
+    assert "first token p99" not in html  # no level has 100 requests
+
+
 #: Levels in their order, with the seconds for ten pages (None: all failed); the knee; the verdict's
 #: start.
 KNEES: list[tuple[list[tuple[str, float | None]], str, str]] = [
@@ -519,7 +557,7 @@ TOLD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("told", "verdict", "says"), TOLD)
 def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
-    _, _, check = checks.read_as(
+    _, _, check = checks.how_page_was_cut(
         Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400
     )
     assert check.verdict == verdict
@@ -536,7 +574,7 @@ def test_the_length_of_a_right_prompt_is_enough(family, name, more):
     prompt = facts.text_of("a prompt of my own, which has some more words")
     image = image_token_count(preset, preset.grid(1000, 1400))
     answer = Answer(0.0, usage={"prompt_tokens": image + checks.text_token_count(prompt) + more})
-    found_preset, count, check = checks.read_as(answer, preset, facts, prompt, 1000, 1400)
+    found_preset, count, check = checks.how_page_was_cut(answer, preset, facts, prompt, 1000, 1400)
     assert (found_preset.name, count, check.verdict) == (name, image, "pass")
 
 
@@ -552,6 +590,7 @@ def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):
     assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm.url, *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["level"] for row in told["levels"]] == ["1 at once", "2 at once"]
+    assert (told["concurrency"], told["rates_per_min"]) == ([1, 2], [])
     assert all(row["price_per_1000_pages"] > 0 for row in told["levels"])
     assert Path(told["report"]).exists()
     assert main(["sweep", str(PAGE), "--concurrency", "2"]) == 2

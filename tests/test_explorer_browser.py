@@ -481,7 +481,7 @@ def test_parts_in_boxes_of_ipywidgets_follow_one_another(panel):
         f"explorer = SimpleNamespace(run={record})\n{notebook.cells[0].source}"
     )
     nbformat.write(notebook, panel.root / "parts.ipynb")
-    page = panel.context.new_page()
+    page = panel.context.browser.new_page(viewport={"width": 1280, "height": 800})
     page.set_default_timeout(60_000)
     lab.open_notebook(page, panel.address, "parts.ipynb")
     lab.run_all(page)

@@ -468,6 +468,21 @@ def test_an_error_is_told(error, told):
 
 
 @pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"finish_reason": "error"}, "gave up without a reason."),
+        ({"finish_reason": "error", "error": {"message": "boom"}}, "gave up (boom)."),
+        ({"finish_reason": None, "error": {"code": 502}}, "gave up without a reason."),
+    ],
+)
+def test_an_error_of_a_choice_is_no_answer(choice, told):
+    error = {"choices": [{"index": 0, "delta": {}, **choice}]}
+    with pytest.raises(ServerFailed) as caught:
+        measure(answer([*words(3), (0.0, error)]))
+    assert str(caught.value).endswith(told)
+
+
+@pytest.mark.parametrize(
     "value", ["e", "--", "1-2", "1e999", "nan", "inf", "-1", "", "1e400", "0x10", "١"]
 )
 def test_metrics_of_any_content_end_no_measurement(value: str, tmp_path: Path):

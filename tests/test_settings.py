@@ -413,4 +413,12 @@ def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
 )
 def test_the_command_line_names_options_in_place_of_keywords(keyword, option):
     spelling = OptionSpelling(DEFAULTS)
-    assert SettingError(keyword.name, "Drop ", keyword, ".").sentence(spelling) == f"Drop {option}."
+    error = SettingError(keyword.name, "Drop {keyword}.", keyword=keyword)
+    assert error.sentence(spelling) == f"Drop {option}."
+
+
+def test_a_value_in_a_sentence_may_have_braces_and_is_never_read_as_a_place():
+    typed = "{setting} {0} {"
+    error = OcrPhasesError("{setting} is {typed}.", setting=Keyword("infer"), typed=typed)
+    assert str(error) == f"infer is {typed}."
+    assert str(OcrPhasesError(f"There is no {typed}.")) == f"There is no {typed}."

@@ -214,22 +214,23 @@ def _verdict(row: dict[Any, Any], *, judged: bool, noisy: bool, margin: float) -
     low = row["ratio_low"]
     high = row["ratio_high"]
     is_known = not math.isnan(row["difference"])
-    is_size = row["unit"] == "bytes"
-    if not judged and not (row["metric"] in EXACT and is_known):
+    is_exact = row["metric"] in EXACT
+    is_amount = is_exact or row["unit"] == "bytes"  # there is more or less of it, and no noise
+    if not judged and not (is_exact and is_known):
         return ""
-    if row["metric"] in EXACT and row["ratio"] == 1.0:
+    if is_exact and row["ratio"] == 1.0:
         return EQUAL
-    if noisy and is_known and not is_size:
+    if noisy and is_known and not is_amount:
         return NOISY
     if math.isnan(low):
         return "n/a"
     widest = 1.0 + margin / 100.0
-    if low >= 1.0 / widest and high <= widest and row["metric"] not in EXACT:
+    if low >= 1.0 / widest and high <= widest and not is_exact:
         return EQUIVALENT
     if low <= 1.0 <= high:
         return INCONCLUSIVE
     rose = low > 1.0
-    if is_size:
+    if is_amount:
         return "more" if rose else "less"
     got_better = rose == (row["metric"] in HIGHER_IS_BETTER)
     return "faster" if got_better else "slower"

@@ -196,9 +196,8 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
     """
     if record.result_of(row).text is None:
         raise OcrPhasesError(
-            "This record has no text (",
-            Keyword("return_text", False),
-            "), so it keeps no reference text either.",
+            "This record has no text ({without_text}), so it keeps no reference text either.",
+            without_text=Keyword("return_text", False),
         )
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
@@ -213,9 +212,9 @@ def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
     text = run.results[row].text
     if text is None:
         raise OcrPhasesError(
-            f"The reference {name} has no text (",
-            Keyword("return_text", False),
-            "): take another record.",
+            "The reference {name} has no text ({without_text}): take another record.",
+            name=name,
+            without_text=Keyword("return_text", False),
         )
     grounding = grounding_of(run, row)
     regions = tuple(
@@ -346,9 +345,8 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
     result = run.results[row]
     if result.text is None:
         raise OcrPhasesError(
-            "This record has no text (",
-            Keyword("return_text", False),
-            "): measure the page with it.",
+            "This record has no text ({without_text}): measure the page with it.",
+            without_text=Keyword("return_text", False),
         )
     lines = []
     if truth is not None:

@@ -92,8 +92,10 @@ def check_workers(option: Keyword, workers: int) -> None:
     if not 1 <= workers <= cores():
         raise SettingError(
             option.name,
-            option,
-            f" is {workers}: give 1 to {cores()}, at most one for each core.",
+            "{option} is {workers}: give 1 to {most}, at most one for each core.",
+            option=option,
+            workers=workers,
+            most=cores(),
         )
 
 

@@ -23,17 +23,36 @@ SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One attempt at one page: ``failure`` is None for success, else a key of `FAILURES`.
+    """What became of one attempt at one page.
 
-    ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top
-    (0 where it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was
-    done. ``worker`` is the process, ``slot`` its place, which stays the same when the process is
-    replaced, and ``stderr`` the last lines of one that is replaced. ``report`` is why the report of
-    a page that was measured could not be rendered with it, ``place`` the folder of this attempt's
-    files, below the page's own: see `ocr_phases.record.store.take`.
-
-    ``device`` is what ``auto`` stands for there, ``pages`` how many pages a PDF has, where that was
-    the request.
+    Attributes
+    ----------
+    failure : str or None
+        Why it failed, a key of `FAILURES`; None for success.
+    reason : str
+        The failure in a sentence; empty for success.
+    seconds : float
+        The page's own time in the worker.
+    load_s : float
+        How many seconds it took to load the model before that; 0 where it was loaded already.
+    started : float
+        When the page's own time began, in UNIX time.
+    worker : str
+        The host and the number of the process.
+    slot : str
+        The process's place, which stays the same when the process is replaced.
+    rss_bytes : int
+        The worker's memory when it was done.
+    report : str
+        Why the report of a page that was measured could not be rendered with it.
+    place : str
+        The folder of this attempt's files below the page's own (`ocr_phases.record.store.take`).
+    device : str
+        What ``auto`` stands for in the worker, where that was the request.
+    pages : int
+        How many pages a file has, where that was the request.
+    stderr : str
+        The last lines of a process that is replaced.
     """
 
     failure: str | None = None

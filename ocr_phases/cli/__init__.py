@@ -37,7 +37,8 @@ from ocr_phases.errors import OcrPhasesError, stop_signals
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
-_AT_ONCE = 1.0  # seconds, in which a signal says nothing new: a closing terminal sends two
+#: Seconds within which a second signal says nothing new: a closing terminal sends two.
+_ONE_SIGNAL_SECONDS = 1.0
 
 _DESCRIPTION = (
     "Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode."
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         _complete(os.environ.get("COMP_LINE", "").split())
     words = sys.argv[1:] if argv is None else list(argv)
-    last_signal = -_AT_ONCE
+    last_signal = -_ONE_SIGNAL_SECONDS
 
     def stop(number: int, _: object) -> None:
         nonlocal last_signal
         now = time.monotonic()
-        is_new = now - last_signal >= _AT_ONCE
+        is_new = now - last_signal >= _ONE_SIGNAL_SECONDS
         last_signal = now
         if is_new:
             raise KeyboardInterrupt(number)
@@ -84,7 +85,8 @@ def _code_of_signal(interrupt: KeyboardInterrupt) -> int:
 
 def _run(words: list[str]) -> int:
     """Run the verb, and print its result where ``--json`` asks for it."""
-    verb = next((word for word in words if not word.startswith("-")), None)
+    verbs = [word for word in words if not word.startswith("-")]
+    verb = verbs[0] if verbs else None
     arguments = argparse.Namespace(verb=verb, stopped=0, result={})
     prints_json = "--json" in words
     with contextlib.redirect_stdout(sys.stderr if prints_json else sys.stdout):
@@ -109,7 +111,7 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
         _parser(words).parse_args(words, arguments)
         refuse_idle(arguments)
         with _without_iri_syntax():
-            code = arguments.run(arguments) or Exit.DONE
+            code = arguments.run(arguments)
     except SystemExit:  # --help or --version has been printed
         return _End(Exit.DONE)
     except KeyboardInterrupt as interrupt:
@@ -120,14 +122,16 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
         return _End(Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}")
     except OSError as error:
         if error.filename:  # such as a name of 300 characters
-            why = f"{error.filename} cannot be used ({error.strerror}): name another one."
-            return _End(Exit.ERROR, why)
+            reason = f"{error.filename} cannot be used ({error.strerror}): name another one."
+            return _End(Exit.ERROR, reason)
         return _bug(error)
     except Exception as error:  # noqa: BLE001  (whatever it is, a user gets one sentence)
         return _bug(error)
     if arguments.stopped:
-        why = "stopped: the result has the finished repeats only."
-        return _End(Exit.SIGNAL + arguments.stopped, why)
+        reason = "stopped: the result has the finished repeats only."
+        return _End(Exit.SIGNAL + arguments.stopped, reason)
+    if code is None:  # most verbs have one way to end
+        code = Exit.DONE
     return _End(code)
 
 

@@ -262,9 +262,8 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="figure that --fail-above looks at, such as ttft_ms, prefill/sam/global or cer; "
-        "can be "
-        "repeated (default: prefill_ms, inter_token_ms, generate_ms)",
+        help="figure that --fail-above looks at, such as ttft_ms, prefill/sam/global or cer; can "
+        "be repeated (default: prefill_ms, inter_token_ms, generate_ms)",
     )
     command.add_argument(
         "--kernels", action="store_true", help="also compare the kernels of each stage"
@@ -277,9 +276,8 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--server",
         metavar="URL",
-        help="load-test this server, http://HOST:PORT/v1 or with #MODEL, instead of a sweep; "
-        "its key is "
-        "read from OCR_PHASES_API_KEY",
+        help="load-test this server, http://HOST:PORT/v1 or with #MODEL, instead of a sweep; its "
+        "key is read from OCR_PHASES_API_KEY",
     )
     _add_truth(command)
     _add_served_model(command)
@@ -300,8 +298,9 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         "--rate",
         type=number_list,
         default=[],
-        metavar="LIST",
-        help="--server: also send this many pages per minute, at random times (Poisson, by --seed)",
+        metavar="PER_MINUTE",
+        help="--server: also send this many pages per minute (120 is two a second), at random "
+        "times (Poisson, by --seed); several as a list",
     )
     command.add_argument(
         "--pages",
@@ -317,9 +316,8 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--slo",
         metavar="LIST",
-        help="--server: latency objective per page in ms, such as ttft=500,itl=30; the table "
-        "then has "
-        "the pages per minute that meet it (goodput)",
+        help="--server: latency objective per page in ms, such as ttft=500,itl=30; the table then "
+        "has the pages per minute that meet it (goodput)",
     )
     command.add_argument(
         "--records",
@@ -352,7 +350,7 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=name_list,
         default="eager",
         metavar="LIST",
-        help="how the vision encoders run: eager, compiled (default: %(default)s)",
+        help="how the vision encoders run: eager, cuda_graph, compiled (default: %(default)s)",
     )
     command.add_argument(
         "--attentions",
@@ -436,9 +434,8 @@ def _add_server(command: argparse.ArgumentParser, *, dest: str = "model") -> Non
         "--server",
         dest=dest,
         metavar="URL",
-        help="measure this OpenAI-compatible server, http://HOST:PORT/v1 or with #MODEL, "
-        "instead of "
-        "loading a model; its key is read from OCR_PHASES_API_KEY",
+        help="measure this OpenAI-compatible server, http://HOST:PORT/v1 or with #MODEL, instead "
+        "of loading a model; its key is read from OCR_PHASES_API_KEY",
     )
 
 

@@ -29,16 +29,16 @@ def run(arguments: argparse.Namespace) -> None:
         )
     folder = folder_for(arguments.out, "ocr_phases_artifacts")
     overwrite = arguments.overwrite
-    read = [arguments.record]
+    inputs = [arguments.record]  # never replaced
     if arguments.chrome_trace:
-        target = output_file(folder / "trace.json", overwrite=overwrite, arguments=read)
+        target = output_file(folder / "trace.json", overwrite=overwrite, arguments=inputs)
         record.chrome_trace(target, overwrite=overwrite)
         arguments.result = {"files": [wrote(target)]}
         return
     targets = []
     for row in range(len(record.results)):
         place = row_folder(folder, record, row)
-        targets.append(folder_for(place, "", ARTIFACTS, overwrite=overwrite, arguments=read))
+        targets.append(folder_for(place, "", ARTIFACTS, overwrite=overwrite, arguments=inputs))
     written: list[Path] = []
     with only_writer(folder):
         for row, target in enumerate(targets):

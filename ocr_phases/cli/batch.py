@@ -147,6 +147,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     settings_of_pages = {name: getattr(settings, name) for name in BATCH}
     left_out: Counter[str] = Counter()
     is_resumed = is_batch(out)
+    mode = "notebook" if _reports_during(arguments) else "measure"
     with contextlib.closing(_workers(arguments)) as workers, Bar(0, "page", "Measuring") as bar:
         progress = _Progress(bar, workers, arguments.wait_workers)
         device = functools.cache(functools.partial(auto_device, workers, progress.show_start))
@@ -161,7 +162,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         counts = measure_pages(
             out,
             workers,
-            mode="notebook" if _reports_during(arguments) else "measure",
+            mode=mode,
             progress=progress.show,
             retries=arguments.retries,
             timeout=arguments.timeout,

@@ -32,13 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.results.comparison import Comparison
     from ocr_phases.results.run import PhaseRun
 
-    limit, overwrite = arguments.fail_above, arguments.overwrite
+    limit = arguments.fail_above
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     baseline = None
     if arguments.baseline is not None:
-        new, file = runs[0], Path(arguments.base)
-        baseline = Baseline.newest(arguments.baseline, new, last=arguments.last, path=file)
+        new = runs[0]
+        baseline = Baseline.newest(
+            arguments.baseline, new, last=arguments.last, path=Path(arguments.base)
+        )
         print(f"{baseline}\n")
         arguments.result = {"baseline": [str(path) for path in baseline.paths]}
         if not baseline.runs:
@@ -46,16 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
         paths = [str(baseline.paths[0]), arguments.base]
         runs = [baseline.runs[0], new]
     compared = Comparison(runs, run_labels(runs, paths), margin=arguments.margin)
-    table, labels = compared.table, compared.labels
+    labels = compared.labels
     judged = None
-    if limit is not None:
+    if limit is not None and baseline is not None:
+        judged = baseline.against_limit(runs[1], limit, arguments.metric).assign(run=labels[1])
+    elif limit is not None:
         judged = compared.against_limit(limit, arguments.metric)
-        if baseline is not None:
-            judged = baseline.against_limit(runs[1], limit, arguments.metric).assign(run=labels[1])
     folder = folder_for(
-        arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths
+        arguments.out,
+        FOLDER,
+        r"compare\.(ipynb|html)",
+        overwrite=arguments.overwrite,
+        arguments=paths,
     )
-    print_compared(compared, table)
+    print_compared(compared, compared.table)
     if arguments.kernels:
         print_kernels(compared)
     parameters = {
@@ -70,18 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
         parameters,
         objects=LiveObjects(runs=runs),
         title=title,
-        overwrite=overwrite,
+        overwrite=arguments.overwrite,
     )
     print()
-    outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])
-    told = {
-        **arguments.result,
-        "headline": compared.verdict,
-        "rows": rows(table),
-        "judged": outcomes,
-    }
-    arguments.result = {**told, "differs": rows(compared.differs), "report": wrote(written)}
-    return Exit.DONE if judged is None else _judged(judged, limit)
+    arguments.result["headline"] = compared.verdict
+    arguments.result["rows"] = rows(compared.table)
+    arguments.result["judged"] = None
+    arguments.result["differs"] = rows(compared.differs)
+    arguments.result["report"] = wrote(written)
+    if judged is None:
+        return Exit.DONE
+    arguments.result["judged"] = rows(judged[["run", "metric", "outcome"]])
+    _print_beyond_limit(judged, limit)
+    return _exit_code(judged)
 
 
 def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
@@ -110,32 +117,40 @@ def print_kernels(compared: Comparison) -> None:
     show(compared_kernels(compared.runs, numbers))
 
 
-def _judged(judged: pd.DataFrame, percent: float) -> int:
-    """Print the figures beyond the limit and the undecided ones; returns the exit code."""
+def _print_beyond_limit(judged: pd.DataFrame, percent: float) -> None:
+    """Print the figures that are not within the limit of ``--fail-above``."""
+    for _, row in judged[judged["outcome"] != "within"].iterrows():
+        print(f"{row['run']}: {row['metric']} is {_judgement(row, percent)}")
+
+
+def _judgement(row: pd.Series, percent: float) -> str:
+    """What is said of a figure that is not within the limit: it is worse, or undecided and why."""
     from ocr_phases.analyse.compared_metrics import NOISY
     from ocr_phases.analyse.figure_rows import SHARE
 
-    for _, row in judged[judged["outcome"] != "within"].iterrows():
-        span = f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-        said = f"worse by more than {percent:g} %: {span}"
-        if row["unit"] == SHARE and row["outcome"] == "undecided":
-            said = "undecided: the texts differ, and how much is n/a"
-        elif row["unit"] == SHARE:
-            then, now = (percent_text(row[side]) for side in ("baseline", "other"))
-            said = f"worse by more than {percent:g} points: {then} -> {now}"
-        elif row["verdict"] == NOISY:
-            said = (
-                f"undecided: {span}, but the runs varied too much; measure again on a quiet machine"
-            )
-        elif row["outcome"] == "undecided":
-            said = f"undecided: the interval of {span} contains the limit of {percent:g} %"
-            said += "; measure more repeats on a quiet machine"
-        print(f"{row['run']}: {row['metric']} is {said}")
+    is_undecided = row["outcome"] == "undecided"
+    if row["unit"] == SHARE:
+        if is_undecided:
+            return "undecided: the texts differ, and how much is n/a"
+        before = percent_text(row["baseline"])
+        after = percent_text(row["other"])
+        return f"worse by more than {percent:g} points: {before} -> {after}"
+    ratio = f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+    if row["verdict"] == NOISY:
+        return f"undecided: {ratio}, but the runs varied too much; measure again on a quiet machine"
+    if is_undecided:
+        return (
+            f"undecided: the interval of {ratio} contains the limit of {percent:g} %; "
+            "measure more repeats on a quiet machine"
+        )
+    return f"worse by more than {percent:g} %: {ratio}"
+
+
+def _exit_code(judged: pd.DataFrame) -> int:
+    """The exit code of what was judged; a figure that is worse counts before one undecided."""
     outcomes = set(judged["outcome"])
-    return (
-        Exit.FAILED
-        if "worse" in outcomes
-        else Exit.UNDECIDED
-        if "undecided" in outcomes
-        else Exit.DONE
-    )
+    if "worse" in outcomes:
+        return Exit.FAILED
+    if "undecided" in outcomes:
+        return Exit.UNDECIDED
+    return Exit.DONE

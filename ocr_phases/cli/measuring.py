@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ocr_phases.cli.options import OF_SERVERS
-from ocr_phases.cli.refusals import refuse, refuse_of_servers
+from ocr_phases.cli.refusals import refuse_of_servers, refuse_options
 from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text
@@ -118,8 +118,9 @@ def warn_of_remote_code(model: str) -> None:
 
 
 def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
-    """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says
-    nothing.
+    """Raise `OcrPhasesError` for a page that cannot be read, or that has no text in ``--truth``.
+
+    Without ``pages`` the command's own page is looked at.
     """
     from ocr_phases.analyse.quality import load_truth
     from ocr_phases.images import load_page, unnamed_pages
@@ -150,11 +151,13 @@ def load_session(
     settings = Settings.among(vars(arguments))
     check_pages(arguments, pages)
     if settings.implementation == "native":
-        refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
+        refuse_options(
+            arguments, ("trust_remote_code",), "The native implementation runs no remote code"
+        )
     if settings.trust_remote_code:
         warn_of_remote_code(settings.model)
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
-        refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
+        refuse_options(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
         from ocr_phases.session.kept import kept_session
         from ocr_phases.session.session import OCRSession
@@ -166,7 +169,9 @@ def load_session(
     if "://" in settings.model:
         return OCRSession.connect(settings.model, **server_options(arguments))
     refuse_of_servers(arguments)
-    refuse(arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for")
+    refuse_options(
+        arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for"
+    )
     return kept_session(**settings.of_model())
 
 

@@ -156,7 +156,9 @@ def card_list(text: str) -> list[CardChoice]:
     choices: list[CardChoice] = []
     for part in name_list(text):
         name, has_price, price = part.partition("=")
-        per_hour = number(float, 0)(price) if has_price else None
+        per_hour = None
+        if has_price:
+            per_hour = number(float, 0)(price)
         if name.strip().lower() == "all":
             choices += [CardChoice(sheet, per_hour) for sheet in DATASHEETS]
         else:
@@ -177,7 +179,7 @@ def number(kind: type[int | float], least: float) -> Callable[[str], float]:
             value = kind(text)
             if least <= value <= 1e9:
                 return value
-        whole = "whole " if kind is int else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {least:g} to 1e9")
+        noun = "whole number" if kind is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {least:g} to 1e9")
 
     return read

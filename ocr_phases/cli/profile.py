@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ocr_phases.results.run import PhaseRun
 
 #: Settings that every repetition of a record takes from the command.
-_EACH = (
+_OF_THE_COMMAND = (
     "device",
     "trust_remote_code",
     "token_probabilities",
@@ -71,9 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     is_wait = stages["stage"] == "first_token"
     show(stages.assign(phase=stages["phase"].mask(is_wait, "first token")))
     if has_kernels(record):
-        for table in (stage_verdict(record), host_sync_table(record)):
-            print()
-            show(table.dropna(axis="columns", how="all"))
+        print()
+        show(stage_verdict(record).dropna(axis="columns", how="all"))
+        print()
+        show(host_sync_table(record).dropna(axis="columns", how="all"))
     show_quality(record)
     result = run_result(record)
     if arguments.speculate is not None:
@@ -81,8 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
         result["speculation"] = rows(guessed)
         print()
         show(guessed)
-    print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
-    print(f"{verdict(record)}\n{result['checks']['sentence']}")
+    print()
+    print(subject(record))
+    print(key_metrics_text(record))
+    print()
+    print(verdict(record))
+    print(result["checks"]["sentence"])
     result["record"] = wrote(target)
     arguments.result = result
     return Exit.DONE
@@ -150,10 +155,11 @@ def _repeat(
     """Measure what an earlier record measured, with its settings, on this machine."""
     from ocr_phases.session.repeating import repeat_run
 
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in _EACH}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in _OF_THE_COMMAND}
     model = earlier.model.name
     if "--model" in arguments.given:
-        model = options["model"] = arguments.model
+        model = arguments.model
+        options["model"] = model
     if earlier.model.implementation == "vendor" and arguments.trust_remote_code:
         measuring.warn_of_remote_code(model)
     repeat = partial(

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_names(arguments.out, _FILES, overwrite=arguments.overwrite)
     session = _load(arguments, pages)
     folder = folder_for(arguments.out, _FOLDER, _FILES, overwrite=arguments.overwrite)
-    setup = _setup(session)
+    setup = _setup_of_session(session)
     runs: list[PhaseRun] = []
     outcomes: list[PageOutcome] = []
     for page in pages:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{page.name}: not measured: {outcome.error}")
         else:
             runs.append(record)
-            setup = _setup_of(runs[0])
+            setup = _setup_of_record(runs[0])
             outcome = measured_page(record, page.name, stopped=bool(arguments.stopped))
             print(page_line(record, page.name))
         outcomes.append(outcome)
@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
     return one_sentence(error)
 
 
-def _setup(session: OCRSession) -> Setup:
+def _setup_of_session(session: OCRSession) -> Setup:
     """What the pages are measured with, known before the first of them."""
     from ocr_phases.analyse.published import Setup
     from ocr_phases.collectors.machine import describe_device, now, versions
@@ -121,7 +121,7 @@ def _setup(session: OCRSession) -> Setup:
     return Setup(now(), describe_model(session.checkpoint), versions(), device)
 
 
-def _setup_of(record: PhaseRun) -> Setup:
+def _setup_of_record(record: PhaseRun) -> Setup:
     """The same as a record has it: with the strategies that ran and the rates of the device."""
     from ocr_phases.analyse.published import Setup
 

@@ -27,7 +27,7 @@ _NOT_REPEATED = (
 )
 
 
-def refuse(arguments: argparse.Namespace, names: Collection[str], why: str) -> None:
+def refuse_options(arguments: argparse.Namespace, names: Collection[str], why: str) -> None:
     """Raise `OcrPhasesError` where an option of these names was given, which would do nothing."""
     idle = []
     for option in arguments.given:
@@ -40,8 +40,8 @@ def refuse(arguments: argparse.Namespace, names: Collection[str], why: str) -> N
 
 def refuse_of_servers(arguments: argparse.Namespace) -> None:
     """Raise `OcrPhasesError` for settings of a server beside a model that this command loads."""
-    refuse(arguments, (FAMILY,), "Only a --server is told its model's family")
-    refuse(arguments, OF_SERVERS, "Only a --server is asked in the way of its engine")
+    refuse_options(arguments, (FAMILY,), "Only a --server is told its model's family")
+    refuse_options(arguments, OF_SERVERS, "Only a --server is asked in the way of its engine")
 
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
@@ -50,7 +50,7 @@ def refuse_idle(arguments: argparse.Namespace) -> None:
     An option by the name of a list's, such as ``--model`` beside ``--models``, is one too.
     """
     for option in arguments.given:
-        refuse(arguments, {option.removeprefix("--")[:-1]}, f"{option} names them")
+        refuse_options(arguments, {option.removeprefix("--")[:-1]}, f"{option} names them")
     match arguments.verb:
         case "report":
             _refuse_idle_of_report(arguments)
@@ -89,15 +89,15 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
             "speculate",
             "show_text",
         )
-        refuse(arguments, names, "--dry-run measures nothing")
+        refuse_options(arguments, names, "--dry-run measures nothing")
     else:
-        refuse(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
+        refuse_options(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
     if arguments.cards:
-        refuse(arguments, ("device",), "--card names what the measurement would run on")
+        refuse_options(arguments, ("device",), "--card names what the measurement would run on")
     if arguments.repeated:
         repeated = _settings_but(arguments, _NOT_REPEATED)
-        refuse(arguments, repeated, "--from takes these settings from the record")
-        refuse(arguments, ("show_text",), "--from has the text in its record")
+        refuse_options(arguments, repeated, "--from takes these settings from the record")
+        refuse_options(arguments, ("show_text",), "--from has the text in its record")
 
 
 def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
@@ -114,45 +114,45 @@ def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     _refuse_truth_without_text(arguments)
     if not arguments.return_text:
         why = "They are made of the texts, which --no-return-text leaves out"
-        refuse(arguments, ("documents", "predictions"), why)
+        refuse_options(arguments, ("documents", "predictions"), why)
     if arguments.render == "only":
         names = {"presets", "workers", "scheduler", "wait_workers"}
         names |= _settings_but(arguments, (PRICE,))
-        refuse(arguments, names, "--render only measures nothing")
+        refuse_options(arguments, names, "--render only measures nothing")
     if arguments.render == "none":
-        refuse(arguments, ("render_workers",), "--render none renders nothing")
+        refuse_options(arguments, ("render_workers",), "--render none renders nothing")
     if arguments.scheduler:
         why = "--workers start on this machine, --scheduler has its own"
-        refuse(arguments, ("workers",), why)
+        refuse_options(arguments, ("workers",), why)
     else:
         why = "Without --scheduler the workers are processes of this machine"
-        refuse(arguments, ("wait_workers",), why)
+        refuse_options(arguments, ("wait_workers",), why)
 
 
 def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
     if arguments.server:
         names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
         names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
-        refuse(arguments, names, "--server is loaded as it is")
+        refuse_options(arguments, names, "--server is loaded as it is")
     else:
         names = {"concurrency", "rate", "pages", "requests", "slo"}
-        refuse(arguments, names, "Only a --server is loaded")
+        refuse_options(arguments, names, "Only a --server is loaded")
         refuse_of_servers(arguments)
     if arguments.records:
         names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
         names |= _settings_but(arguments, (PRICE,))
-        refuse(arguments, names, "--records shows what was measured")
+        refuse_options(arguments, names, "--records shows what was measured")
     if arguments.ignore_eos:
         why = "A reference text needs texts that end at the end token, which --ignore-eos ignores"
-        refuse(arguments, ("truth",), why)
+        refuse_options(arguments, ("truth",), why)
 
 
 def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
     if arguments.fail_above is None:
         why = "--metric selects what --fail-above judges, which is not given"
-        refuse(arguments, ("metric",), why)
+        refuse_options(arguments, ("metric",), why)
     if arguments.baseline is None:
-        refuse(arguments, ("last",), "Only --baseline takes records from a folder")
+        refuse_options(arguments, ("last",), "Only --baseline takes records from a folder")
         if not arguments.records:
             raise OcrPhasesError(
                 "A comparison needs at least two records: name another one, or --baseline DIR."
@@ -167,7 +167,7 @@ def _refuse_beside_published(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError(f"{why}: drop {arguments.page}.")
     names = {"record", "server", "truth", "save", "first_token_timeout", "answer_timeout"}
     names |= _settings_but(arguments, BESIDE_PUBLISHED)
-    refuse(arguments, names, why)
+    refuse_options(arguments, names, why)
 
 
 # -- rules of several verbs --------------------------------------------------------------------
@@ -175,25 +175,25 @@ def _refuse_beside_published(arguments: argparse.Namespace) -> None:
 
 def _refuse_beside_server(arguments: argparse.Namespace) -> None:
     if "--server" in arguments.given:  # its address is the setting `model`
-        refuse(arguments, _OF_LOADING, "--server has its model, on its device")
+        refuse_options(arguments, _OF_LOADING, "--server has its model, on its device")
 
 
 def _refuse_beside_record(arguments: argparse.Namespace) -> None:
     if arguments.record:
         names = {"server", "trace", "show_text"} | _settings_but(arguments, (PRICE,))
-        refuse(arguments, names, "--record shows what was measured")
+        refuse_options(arguments, names, "--record shows what was measured")
 
 
 def _refuse_truth_without_text(arguments: argparse.Namespace) -> None:
     if not arguments.return_text:
         why = "A reference text is compared with the text, which --no-return-text leaves out"
-        refuse(arguments, ("truth",), why)
+        refuse_options(arguments, ("truth",), why)
 
 
 def _refuse_steps_without_kernels(arguments: argparse.Namespace) -> None:
     if not arguments.kernels and not arguments.trace:
         why = "No kernels are profiled without --kernels or --trace"
-        refuse(arguments, ("kernel_steps",), why)
+        refuse_options(arguments, ("kernel_steps",), why)
 
 
 def _settings_but(arguments: argparse.Namespace, kept: Collection[str]) -> set[str]:

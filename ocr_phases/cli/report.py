@@ -68,10 +68,12 @@ def _measure(arguments: argparse.Namespace) -> None:
     session = load_session(arguments, pages)
     for page in pages:
         session.check_request(page, **(settings.of_run() | {"kernels": kernels}))
-    for page, wanted, truth in zip(pages, folders, truths, strict=True):
-        folder = folder_for(wanted if arguments.out else None, wanted)
-        trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
-        record = measure(arguments, session, page, kernels=kernels, **trace)
+    for page, page_folder, truth in zip(pages, folders, truths, strict=True):
+        # A default name gets a number where it is taken, one that was given does not.
+        given_folder = page_folder if arguments.out else None
+        folder = folder_for(given_folder, page_folder)
+        trace = folder / TRACE_NAME if arguments.trace else None
+        record = measure(arguments, session, page, kernels=kernels, kernel_trace=trace)
         parameters["page"] = str(Path(page).absolute())
         parameters["trace"] = arguments.trace
         parameters["truth"] = truth
@@ -129,6 +131,9 @@ def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | N
     check_for_pages(path, len(pages))
     files: list[str | None] = []
     for page in pages:
-        file = find_truth(page, path) if path.is_dir() else None
-        files.append(str((file or path).resolve()))
+        file = path
+        if path.is_dir():
+            # Where the folder has none for this page, reading the folder says so.
+            file = find_truth(page, path) or path
+        files.append(str(file.resolve()))
     return files

@@ -18,14 +18,17 @@ class Exit(IntEnum):
     """All exit codes but those of signals; docs/troubleshooting.md has them for users."""
 
     DONE = 0
-    FAILED = 1  # by a verb's own rule: `REASONS`
-    ERROR = 2  # told in one sentence
+    #: By a verb's own rule: `REASONS`.
+    FAILED = 1
+    #: Told in one sentence.
+    ERROR = 2
     UNDECIDED = 3
-    BUG = 70  # EX_SOFTWARE of sysexits.h; its traceback is on stderr
-    SIGNAL = 128  # and the signal's number: 130 Ctrl-C, 143 SIGTERM
-    OUTPUT_LOST = (
-        141  # done, but nobody could read all that it printed: as a shell names SIGPIPE's end
-    )
+    #: EX_SOFTWARE of sysexits.h; the traceback is on stderr.
+    BUG = 70
+    #: And the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+    SIGNAL = 128
+    #: Done, but nobody could read all that was printed: as a shell names the end by SIGPIPE.
+    OUTPUT_LOST = 141
 
 
 #: Why a verb that came to its end has another exit code than 0.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ocr_phases.cli.measuring import check_pages, server_options
 from ocr_phases.cli.options import PRICE, SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
-from ocr_phases.settings import Settings
+from ocr_phases.settings import NEW_TOKENS, Settings
 
 if TYPE_CHECKING:
     from ocr_phases.results.sweep import SweepResult
@@ -49,29 +50,42 @@ def run(arguments: argparse.Namespace) -> int:
         show(table[columns].dropna(axis="columns", how="all"))
     for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
-    truth = arguments.truth and str(arguments.truth.resolve())
-    parameters = {"records": str(Path(arguments.records or folder).resolve()), "truth": truth}
-    parameters[PRICE] = arguments.price_per_hour
-    title = "Sweep – ocr_phases"
-    objects = LiveObjects(sweep=sweep)
+    records = Path(arguments.records or folder)
+    parameters = {
+        "records": str(records.resolve()),
+        "truth": None if arguments.truth is None else str(arguments.truth.resolve()),
+        PRICE: arguments.price_per_hour,
+    }
     _name_what_is_replaced(arguments, folder, _SWEEP_FILES)
     report = write_report(
         "sweep_report",
         folder,
         "sweep",
         parameters,
-        objects=objects,
-        title=title,
+        objects=LiveObjects(sweep=sweep),
+        title="Sweep – ocr_phases",
         overwrite=arguments.overwrite,
     )
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
-    doubtful = ", ".join(
-        f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass"
-    )
-    print(f"\n{sweep.verdict}\nChecks: {doubtful or 'all cells pass'}.")
-    result = {"headline": sweep.verdict, "cells": rows(table), "checks": checks}
-    arguments.result = {**result, "failures": rows(sweep.failures), "report": wrote(report)}
+    print()
+    print(sweep.verdict)
+    print(_checks_sentence(checks))
+    arguments.result = {
+        "headline": sweep.verdict,
+        "cells": rows(table),
+        "checks": checks,
+        "failures": rows(sweep.failures),
+        "report": wrote(report),
+    }
     return Exit.FAILED if table.empty else Exit.DONE
+
+
+def _checks_sentence(checks: Mapping[str, str]) -> str:
+    """The cells whose checks did not all pass, with the worst verdict of each, in a sentence."""
+    doubtful = [f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass"]
+    if not doubtful:
+        return "Checks: all cells pass."
+    return f"Checks: {', '.join(doubtful)}."
 
 
 def _load(arguments: argparse.Namespace) -> int:
@@ -79,25 +93,36 @@ def _load(arguments: argparse.Namespace) -> int:
     from ocr_phases import connect
     from ocr_phases.batch.pages import find_pages
 
-    pages = [
-        page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())
-    ]
-    settings = {
-        name: getattr(arguments, name)
-        for name in ("prompt", "ignore_eos", "seed", "requests", "slo")
-    }
-    settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
+    named = [page for page in (arguments.page, arguments.pages) if page]
+    pages = [page.source for page in find_pages(named, ())]
     session = connect(arguments.server, **server_options(arguments))
     folder = _checked_folder(arguments, _LOAD_FILES)
     result = session.load_test(
-        pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings
+        pages,
+        arguments.concurrency,
+        rates=arguments.rate,
+        requests=arguments.requests,
+        slo=arguments.slo,
+        progress=print,
+        prompt=arguments.prompt,
+        max_new_tokens=max(arguments.lengths or [NEW_TOKENS]),
+        ignore_eos=arguments.ignore_eos,
+        seed=arguments.seed,
+        price_per_hour=arguments.price_per_hour,
     )
     show(result.table)
-    print(f"\n{result.verdict}")
+    print()
+    print(result.verdict)
     _name_what_is_replaced(arguments, folder, _LOAD_FILES)
-    report = wrote(result.save(folder, overwrite=arguments.overwrite))
-    arguments.result = {"headline": result.verdict, "levels": rows(result.table), "report": report}
-    return Exit.FAILED if result.table["errors"].eq(result.table["requests"]).all() else Exit.DONE
+    arguments.result = {
+        "headline": result.verdict,
+        "concurrency": arguments.concurrency,
+        "rates_per_min": arguments.rate,
+        "levels": rows(result.table),
+        "report": wrote(result.save(folder, overwrite=arguments.overwrite)),
+    }
+    all_failed = result.table["errors"].eq(result.table["requests"]).all()
+    return Exit.FAILED if all_failed else Exit.DONE
 
 
 def _checked_folder(arguments: argparse.Namespace, names: str) -> Path:
@@ -109,10 +134,9 @@ def _checked_folder(arguments: argparse.Namespace, names: str) -> Path:
     from ocr_phases.files import check_names, folder_for, output_folder
 
     # A sweep goes on where it stopped, also in its default folder.
-    given = arguments.out or (None if arguments.records else FOLDER)
-    if given is None:
+    if arguments.records and arguments.out is None:
         return folder_for(None, FOLDER)
-    folder = output_folder(given)
+    folder = output_folder(arguments.out or FOLDER)
     others = [arguments.page, arguments.truth]
     check_names(folder, names, overwrite=arguments.overwrite, arguments=others)
     return folder
@@ -127,6 +151,7 @@ def _name_what_is_replaced(arguments: argparse.Namespace, folder: Path, names: s
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
+    """Measure the cells that are missing in the output's folder; the sweep and the folder."""
     from tqdm import tqdm
 
     # A wrong page, setting or list is refused before anything slow starts.
@@ -136,9 +161,10 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from ocr_phases.measure.progress import SweepProgress, left_text
     from ocr_phases.session.sweeps import AXES, Sweep, sweep
 
-    ends = bool(arguments.truth) or arguments.ignore_eos is False
-    arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
-    axes = {name: values for name in AXES if (values := getattr(arguments, name))}
+    if not arguments.lengths:
+        ends_at_end_token = arguments.truth is not None or arguments.ignore_eos is False
+        arguments.lengths = [1024] if ends_at_end_token else [32, 128]
+    axes = {name: getattr(arguments, name) for name in AXES if getattr(arguments, name)}
     models = arguments.models or [arguments.model]
     cells = Sweep(page=arguments.page, **axes).cells * len(models)
     folder = _checked_folder(arguments, _SWEEP_FILES)
@@ -152,18 +178,33 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:
             progress.begin_work(time.perf_counter())
-            words = [f"{cell.name}: {runs_done} of {runs} runs done", left_text(progress.left_s)]
-            bar.set_postfix_str(", ".join(filter(None, words)))
+            text = f"{cell.name}: {runs_done} of {runs} runs done"
+            left = left_text(progress.left_s)
+            if left:
+                text = f"{text}, {left}"
+            bar.set_postfix_str(text)
 
         def done(outcome: CellOutcome) -> None:
-            measured = outcome.state == "measured"
-            progress.end_cell(outcome.cell, measured, time.perf_counter())
+            was_measured = outcome.state == "measured"
+            progress.end_cell(outcome.cell, was_measured, time.perf_counter())
             bar.update()
-            bar.write(
-                f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}"
-            )
+            line = f"{outcome.state:8} {outcome.cell.name}"
+            if outcome.reason:
+                line = f"{line}: {outcome.reason}"
+            bar.write(line)
 
-        options = {name: getattr(arguments, name) for name in (*SHARED, "truth", "retry_failed")}
-        options |= {"folder": folder, "load": load, "loading": loading}
-        found = sweep(arguments.page, models, progress=done, on_run=on_run, **axes, **options)
-    return found, folder
+        shared = {name: getattr(arguments, name) for name in SHARED}
+        result = sweep(
+            arguments.page,
+            models,
+            progress=done,
+            on_run=on_run,
+            loading=loading,
+            load=load,
+            folder=folder,
+            truth=arguments.truth,
+            retry_failed=arguments.retry_failed,
+            **axes,
+            **shared,
+        )
+    return result, folder

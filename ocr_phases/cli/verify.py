@@ -50,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     show_quality(record)
-    print(f"\n{headline(record)}\n{checks_verdict(checks)}")
+    print()
+    print(headline(record))
+    print(checks_verdict(checks))
     result = run_result(record)
     result["rows"] = rows(record.checks[["name", "verdict", "measured", "expected"]])
     result["record"] = arguments.record if target is None else wrote(target)

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -41,20 +41,30 @@ _STEPS = 6
 _TEXT_TOKENS_OFF = 16
 
 
-def read_as(
+class CutPage(NamedTuple):
+    """How a server cut a page: the preset, its image tokens (None where nobody knows them), and the
+    check whether that was asked for.
+    """
+
+    preset: Preset
+    image_tokens: int | None
+    check: CheckPart
+
+
+def how_page_was_cut(
     answer: Answer, asked: Preset, family: FamilyFacts, prompt: str, width: int, height: int
-) -> tuple[Preset, int | None, CheckPart]:
-    """How a server cut a page of that width and height: preset, image tokens, and whether it is as
-    asked.
+) -> CutPage:
+    """How a server cut a page of that width and height, and whether that is as asked.
 
     The ids of the prompt tell it. Without them the prompt's length tells it, where that is one
     preset's image tokens and about as many tokens as ``prompt`` has. A server that tells neither is
     taken to do as asked, which the check then does not confirm. The image tokens of a model of
     unknown family are None.
     """
+    name = "server_preset"
     if family.is_unknown:
         reason = "the model's family is unknown, and so are its presets"
-        return asked, None, unknown_check("server_preset", reason)
+        return CutPage(asked, None, unknown_check(name, reason))
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")
@@ -64,25 +74,26 @@ def read_as(
     elif isinstance(length, int) and length > 0:
         text = text_token_count(prompt)
         rest = max(0, length - text)
+        count = rest
         likely = min(ways, key=lambda tokens: abs(tokens - rest))
-        fits = likely < length and abs(likely - rest) <= _TEXT_TOKENS_OFF
-        count = likely if fits else rest
+        if likely < length and abs(likely - rest) <= _TEXT_TOKENS_OFF:
+            count = likely
         how = (
             f"the server's prompt has {length} tokens, about {text} of them text, "
             f"which leaves about {rest} for the image; {asked.name} has {expected}"
         )
     else:
         reason = "the server tells neither the prompt's tokens nor how many they are"
-        return asked, expected, unknown_check("server_preset", reason)
+        return CutPage(asked, expected, unknown_check(name, reason))
     if count == expected:
-        check = passing_check("server_preset", f"{count} image tokens, as {asked.name} has")
-        return asked, count, check
+        measured = f"{count} image tokens, as {asked.name} has"
+        return CutPage(asked, count, passing_check(name, measured))
     if count not in ways:
-        return asked, count, failing_check("server_preset", f"{how}: no preset has as many")
+        return CutPage(asked, count, failing_check(name, f"{how}: no preset has as many"))
     preset = ways[count]
     columns, rows = preset.grid(width, height)
     measured = f"{how}: it cut the page as {preset.name}, into {columns} x {rows}"
-    return preset, count, failing_check("server_preset", measured)
+    return CutPage(preset, count, failing_check(name, measured))
 
 
 def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:

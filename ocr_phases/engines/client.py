@@ -60,6 +60,7 @@ class Choice(Struct):
     finish_reason: str | None = None
     logprobs: Any = None
     token_ids: list[Token] | None = None
+    error: Any = None
 
 
 class Chunk(Struct):
@@ -189,7 +190,7 @@ class Server:
             "answer_timeout": answer_timeout,
         }
         for name, seconds in limits.items():
-            # A socket takes no more than 2^63 ns.
+            # More than 2^63 ns is too much for a socket.
             if not (math.isfinite(seconds) and 0 < seconds <= 1e9):
                 raise OcrPhasesError(
                     f"{name}={seconds!r} is no time to wait: give seconds above 0."
@@ -199,7 +200,7 @@ class Server:
         self.answer_timeout = answer_timeout
         self._key = api_key or os.environ.get("OCR_PHASES_API_KEY", "")
         parts = _ADDRESS.fullmatch(address)
-        # Neither is in its sentence: an address may have a key, too.
+        # No sentence repeats the address or the key: an address may have a key in it.
         if parts is None:
             raise OcrPhasesError(
                 "A server's address is http://HOST:PORT/v1, or https. It has no key: set "
@@ -216,7 +217,7 @@ class Server:
             del self._headers["Authorization"]
         self._headers.update(own_headers)
         secrets = [self._key, *own_headers.values()]
-        #: What no message repeats; of two of which one is in the other the longer one first.
+        #: What no message repeats, the longest first, since one may be a part of another.
         self._secrets = sorted(secrets, key=len, reverse=True)
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
@@ -284,11 +285,18 @@ class Server:
                 if chunk is None:
                     continue
                 if chunk.error:
-                    message = self._shown(_message_of(data[:_MOST_ERROR_BYTES]))
-                    reason = f"({message})" if message else "without a reason"
-                    raise self._failed(f"gave up {reason}")
+                    raise self._gave_up(_message_of(data[:_MOST_ERROR_BYTES]))
+                for choice in chunk.choices or []:
+                    if choice.error or choice.finish_reason == "error":
+                        raise self._gave_up(_message_in(choice.error))
                 yield now, chunk
         raise self._failed(_BROKEN_OFF)
+
+    def _gave_up(self, message: str) -> ServerFailed:
+        """The error for a server that tells one in the middle of its answer."""
+        shown = self._shown(message)
+        reason = f"({shown})" if shown else "without a reason"
+        return self._failed(f"gave up {reason}")
 
     def _refusal(self, answer: HTTPResponse, path: str, deadline: Deadline) -> str:
         """What is said of an answer with another status than 200."""
@@ -301,9 +309,9 @@ class Server:
             place = plain(answer.headers.get("Location", "nowhere"))[:200]
             return f"redirects to {place}, which would get the page too: name that address yourself"
         message = self._shown(_message_of(_error_body(answer, deadline)))
-        told = f"{status}: {message}" if message else f"{status}"
+        reason = f"{status}: {message}" if message else f"{status}"
         verb = "failed" if status // 100 == 5 else "refuses"
-        return f"{verb} {path} ({told})"
+        return f"{verb} {path} ({reason})"
 
     @contextlib.contextmanager
     def _explained(self, deadline: Deadline | None = None) -> Iterator[None]:
@@ -336,8 +344,12 @@ class Server:
                 shown = shown.replace(secret, "…")
         return shown[:_MOST_SHOWN].rstrip(".")
 
-    def _failed(self, told: str) -> ServerFailed:
-        return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))
+    def _failed(self, reason: str) -> ServerFailed:
+        """The error whose sentence is the server's address and this reason."""
+        sentence = f"{self.url} {reason}"
+        if not sentence.endswith("?"):
+            sentence = f"{sentence}."
+        return ServerFailed(sentence)
 
 
 def _environment_headers() -> dict[str, str]:

@@ -65,38 +65,43 @@ def read_extra_body(extra_body: Mapping[str, Any] | str | None) -> dict[str, Any
     """
     if extra_body is None or extra_body == "":
         return {}
+    setting = Keyword("extra_body")
     try:
-        text = extra_body.encode() if isinstance(extra_body, str) else None
-        if text is None:
-            # What JSON cannot hold, such as NaN, is told by reading it again.
-            text = msgspec.json.encode(extra_body)
-        entries = msgspec.json.decode(text, type=dict[str, Any])
+        if isinstance(extra_body, str):
+            data = extra_body.encode()
+        else:
+            data = msgspec.json.encode(extra_body)
+        # A mapping is read again, too: what JSON cannot hold, such as NaN, shows then.
+        entries = msgspec.json.decode(data, type=dict[str, Any])
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(
             "extra_body",
-            Keyword("extra_body"),
-            ' is no JSON object: write {"name": value}, with names in double quotes.',
+            '{setting} is no JSON object: write {{"name": value}}, with names in double quotes.',
+            setting=setting,
         ) from error
-    if len(text) > _MOST_BYTES:
+    if len(data) > _MOST_BYTES:
         raise SettingError(
             "extra_body",
-            Keyword("extra_body"),
-            f" has more than {_MOST_BYTES // 1000} kB: leave something out.",
+            "{setting} has more than {most} kB: leave something out.",
+            setting=setting,
+            most=_MOST_BYTES // 1000,
         )
     for name in entries:
         if name in _OWN_ENTRIES:
             raise SettingError(
                 "extra_body",
-                Keyword("extra_body"),
-                f" has {name}, which the measurement sets itself: leave it out.",
+                "{setting} has {name}, which the measurement sets itself: leave it out.",
+                setting=setting,
+                name=name,
             )
         if name in _SETTINGS:
             raise SettingError(
                 "extra_body",
-                Keyword("extra_body"),
-                f" has {name}, which is a setting: give ",
-                Keyword(_SETTINGS[name]),
-                " instead, so that the record tells it.",
+                "{setting} has {name}, which is a setting: give {keyword} instead, so that the "
+                "record tells it.",
+                setting=setting,
+                name=name,
+                keyword=Keyword(_SETTINGS[name]),
             )
     return entries
 

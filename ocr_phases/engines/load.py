@@ -21,6 +21,7 @@ from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
 from ocr_phases.inputs.views import Pages
 from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings, Strategy, Vision
+from ocr_phases.text import count_text
 
 
 @explain_wrong_calls
@@ -111,9 +112,10 @@ def load_test(
     """
     objective = read_slo(slo)
     levels = _levels(concurrency, rates)
-    each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
+    if isinstance(pages, str | bytes) or not isinstance(pages, Sequence):
+        pages = [pages]
     measurements = []
-    for page in each:
+    for page in pages:
         request = session.check_request(
             page,
             prompt,
@@ -155,25 +157,39 @@ def load_test(
     for level in levels:
         if progress is not None:
             progress(level.name)
-        count = requests or max(4 * level.at_once, len(measurements))
+        count = max(4 * level.at_once, len(measurements))
+        if requests:
+            count = requests
         asked += _ask_level(level, measurements, count, seed)
     return LoadResult(
         session.server.url,
         asked,
         price_per_hour,
         slo=objective,
+        engine=f"{session.engine} {session.version}",
         model=session.model,
-        page=measurements[0].page[2],
+        page=_pages_text(measurements),
     )
+
+
+def _pages_text(measurements: Sequence[ServerMeasurement]) -> str:
+    """The name of the first page, and how many more there are."""
+    name = measurements[0].page[2]
+    more = len(measurements) - 1
+    if not more:
+        return name
+    return f"{name} and {count_text(more, 'more page')}"
 
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of a load: so many pages at once, or pages per minute where ``rate`` is above 0."""
+    """A level of a load: so many pages at once, or pages per minute where ``rate_per_min`` is above
+    0.
+    """
 
     name: str
     at_once: int
-    rate: float = 0.0
+    rate_per_min: float = 0.0
 
 
 def _levels(concurrency: Sequence[int], rates: Sequence[float]) -> list[_Level]:
@@ -185,6 +201,7 @@ def _levels(concurrency: Sequence[int], rates: Sequence[float]) -> list[_Level]:
     if min((*concurrency, *rates), default=0) <= 0:
         raise OcrPhasesError("Give a concurrency or a rate above 0.")
     closed = [_Level(f"{number} at once", number) for number in dict.fromkeys(concurrency)]
+    # A level of the open loop has as many pages by default as one of four at once.
     opened = [_Level(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
     return [*closed, *opened]
 
@@ -196,10 +213,10 @@ def _ask_level(
     seed: int,
 ) -> list[AskedPage]:
     """Ask for so many pages at one level."""
-    if level.rate:
+    if level.rate_per_min > 0:
         # The intervals of a Poisson process; a seed may be negative, a generator's may not.
         generator = np.random.default_rng(abs(seed))
-        starts = generator.exponential(60 / level.rate, count).cumsum()
+        starts = generator.exponential(60 / level.rate_per_min, count).cumsum()
         threads = count
     else:
         starts = np.zeros(count)
@@ -242,7 +259,9 @@ class _LagWatch:
     @property
     def worst_ms(self) -> float:
         """The 99th percentile of how late it woke, in ms."""
-        return float(np.quantile(self._lags_ms, 0.99)) if self._lags_ms else 0.0
+        if not self._lags_ms:
+            return 0.0
+        return float(np.quantile(self._lags_ms, 0.99))
 
 
 def _ask(level: str, zero: float, measurement: ServerMeasurement, start: float) -> AskedPage:

@@ -226,10 +226,12 @@ class ServerMeasurement:
             return None
         session = self.session
         worker = session.worker
-        # A busy host joins tokens that came one by one.
-        runs = [answer for answer in self.answers if answer.timed] or self.answers
+        runs = [answer for answer in self.answers if answer.timed]
+        if not runs:
+            # A busy host joins tokens that came one by one, perhaps in every repeat.
+            runs = self.answers
         answer = runs[0]
-        preset, image_tokens, preset_check = checks.read_as(
+        cut = checks.how_page_was_cut(
             answer,
             self.request.cutting,
             session.family,
@@ -238,15 +240,16 @@ class ServerMeasurement:
         )
         prompt_tokens = answer.prompt_tokens
         text_tokens = None
-        if prompt_tokens is not None and image_tokens is not None:
-            text_tokens = max(0, prompt_tokens - image_tokens)
+        if prompt_tokens is not None and cut.image_tokens is not None:
+            text_tokens = max(0, prompt_tokens - cut.image_tokens)
         spans = spans_of(runs)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
-        if preset != self.request.cutting:  # it did not do what it was asked for
-            own = dict.fromkeys(vars(ViewSizes()))
-            request = replace(request, preset=preset.name, **own)
+        if cut.preset != self.request.cutting:
+            # The server did not do what it was asked for: the preset that it took has no own sizes.
+            no_sizes = dict.fromkeys(vars(ViewSizes()))
+            request = replace(request, preset=cut.preset.name, **no_sizes)
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
@@ -255,9 +258,9 @@ class ServerMeasurement:
             pages=[
                 page_part(
                     self.page,
-                    preset,
+                    cut.preset,
                     row=0,
-                    image_tokens=image_tokens,
+                    image_tokens=cut.image_tokens,
                     text_tokens=text_tokens,
                     embed=self.request.embed_page,
                 )
@@ -265,7 +268,7 @@ class ServerMeasurement:
             request=replace(request, strategy="server", vision="server"),
             results=[self._result_part(answer)],
             spans=spans,
-            live_checks=[*self._run_checks(runs), preset_check, *self.compared],
+            live_checks=[*self._run_checks(runs), cut.check, *self.compared],
             probabilities=_probabilities(answer),
         )
 

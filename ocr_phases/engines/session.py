@@ -62,8 +62,6 @@ _OF_LOADED_MODELS = (
     "kernels",
     "phase_energy",
 )
-
-
 #: Seconds that the worker's extension has to answer.
 _RPC_SECONDS = 60
 #: Served models that are listed where none of them was named.
@@ -74,12 +72,27 @@ def _listed(names: Sequence[str]) -> str:
     """Names in a list, cut where there are many."""
     listed = ", ".join(short_name(name) for name in names[:_MOST_LISTED])
     more = len(names) - _MOST_LISTED
-    return f"{listed} and {more:,} more" if more > 0 else listed
+    if more <= 0:
+        return listed
+    return f"{listed} and {more:,} more"
 
 
 class ServerSession(Hinted):
-    """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells
-    them.
+    """A model behind an address; `connect` makes it and describes its arguments.
+
+    Attributes
+    ----------
+    model : str
+        The served model's name.
+    engine : str
+        The server's engine, such as ``vllm``; ``other`` where nothing tells it.
+    version : str
+        The engine's version; ``unknown`` where the server does not tell it.
+    family : FamilyFacts
+        The facts of the model's family.
+    last_run : PhaseRun or None
+        What the last `run_inference` measured, also where it was interrupted; None without a
+        finished repeat.
     """
 
     @explain_wrong_calls
@@ -111,11 +124,14 @@ class ServerSession(Hinted):
             answer_timeout=answer_timeout,
         )
         server = self.server
-        served = [each.id for each in server.call(f"{server.path}/models", ServedModels).data]
-        self.reference = reference
-        self.model = model or server.model or (served[0] if len(served) == 1 else "")
+        models = server.call(f"{server.path}/models", ServedModels)
+        served = [served_model.id for served_model in models.data]
         if not served:
             raise OcrPhasesError(f"{server.url} serves no model.")
+        self.reference = reference
+        self.model = model or server.model
+        if not self.model and len(served) == 1:
+            self.model = served[0]
         if self.model not in served:
             raise OcrPhasesError(f"{server.url} serves {_listed(served)}: name one of these.")
         self.dialect, self.version, self.engine_source = find_dialect(server, engine)
@@ -361,9 +377,8 @@ class ServerSession(Hinted):
         if value and value != default:
             raise SettingError(
                 setting,
-                "This server cannot do ",
-                Keyword(name, value),
-                ": leave it out, or load the model itself.",
+                "This server cannot do {setting}: leave it out, or load the model itself.",
+                setting=Keyword(name, value),
             )
 
     def body(self, request: Request, page: str) -> dict[str, Any]:

@@ -67,8 +67,9 @@ class StageClocks:
     clock elsewhere.
 
     A call within a CUDA graph that is captured or replayed is not seen. ``graphs`` is vLLM's
-    ``EncoderCudaGraphManager``, as version 0.32 has it: of each graph that it replays, one for the
-    whole page and one for its crops, the time is taken from outside.
+    ``EncoderCudaGraphManager``, as version 0.32.0 has it: of each graph that it replays, one for
+    the whole page and one for its crops, the time is taken from outside. That was tried on a graph
+    of torch alone, and has not been seen in a vLLM on a GPU.
     """
 
     def __init__(self, model: Any, device: Any, graphs: Any = None) -> None:

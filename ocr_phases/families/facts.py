@@ -79,10 +79,9 @@ class ViewSizes:
         if fewest is not None and most is not None and fewest > most:
             raise SettingError(
                 "min_crops",
-                Keyword("min_crops", fewest),
-                " is above ",
-                Keyword("max_crops", most),
-                ": lower the one, or raise the other.",
+                "{min_crops} is above {max_crops}: lower the one, or raise the other.",
+                min_crops=Keyword("min_crops", fewest),
+                max_crops=Keyword("max_crops", most),
             )
         if self.crop_mode is False:
             self._check_uncut()
@@ -103,10 +102,9 @@ class ViewSizes:
             if number is not None:
                 raise SettingError(
                     name,
-                    Keyword("crop_mode", False),
-                    " makes no crops: drop it, or ",
-                    Keyword(name, number),
-                    ".",
+                    "{crop_mode} makes no crops: drop it, or {crops}.",
+                    crop_mode=Keyword("crop_mode", False),
+                    crops=Keyword(name, number),
                 )
         if self.base_size is not None and self.image_size is not None:
             check_single_view(self.base_size, self.image_size)
@@ -117,15 +115,13 @@ def check_single_view(base_size: int, image_size: int) -> None:
     if base_size != image_size:
         raise SettingError(
             "image_size",
-            f"A page that is not cut has one view, of {image_size} pixels (",
-            Keyword("image_size"),
-            "): give ",
-            Keyword("image_size", base_size),
-            " for a view as large as ",
-            Keyword("base_size", base_size),
-            ", or ",
-            Keyword("crop_mode", True),
-            ".",
+            "A page that is not cut has one view, of {side} pixels ({image_size}): give "
+            "{as_large} for a view as large as {base_size}, or {crop_mode}.",
+            side=image_size,
+            image_size=Keyword("image_size"),
+            as_large=Keyword("image_size", base_size),
+            base_size=Keyword("base_size", base_size),
+            crop_mode=Keyword("crop_mode", True),
         )
 
 
@@ -183,17 +179,21 @@ class Preset:
         if sizes.max_crops is None:
             raise SettingError(
                 "min_crops",
-                Keyword("min_crops", fewest),
-                f" is above the {most} crops that {self.name} makes at most: give ",
-                Keyword("max_crops"),
-                " too.",
+                "{min_crops} is above the {most} crops that {preset} makes at most: give "
+                "{max_crops} too.",
+                min_crops=Keyword("min_crops", fewest),
+                most=most,
+                preset=self.name,
+                max_crops=Keyword("max_crops"),
             )
         raise SettingError(
             "max_crops",
-            Keyword("max_crops", most),
-            f" is below the {fewest} crops that {self.name} makes at least: give ",
-            Keyword("min_crops", most),
-            " too.",
+            "{max_crops} is below the {fewest} crops that {preset} makes at least: give "
+            "{min_crops} too.",
+            max_crops=Keyword("max_crops", most),
+            fewest=fewest,
+            preset=self.name,
+            min_crops=Keyword("min_crops", most),
         )
 
     def _check_no_tiles(self, sizes: ViewSizes) -> None:
@@ -201,11 +201,10 @@ class Preset:
             if number is not None:
                 raise SettingError(
                     name,
-                    f"The preset {self.name} makes no crops: give ",
-                    Keyword("crop_mode", True),
-                    " too, or drop ",
-                    Keyword(name, number),
-                    ".",
+                    "The preset {preset} makes no crops: give {crop_mode} too, or drop {crops}.",
+                    preset=self.name,
+                    crop_mode=Keyword("crop_mode", True),
+                    crops=Keyword(name, number),
                 )
 
     def _name_beside(self, preset: Preset) -> str:
@@ -412,18 +411,21 @@ class FamilyFacts:
             name = next(iter(asked))
             raise SettingError(
                 name,
-                f"The processor of {self.title} decides how a page is cut: leave ",
-                Keyword(name, asked[name]),
-                " out, or name the model's family.",
+                "The processor of {family} decides how a page is cut: leave {size} out, or name "
+                "the model's family.",
+                family=self.title,
+                size=Keyword(name, asked[name]),
             )
         for name in ("base_size", "image_size"):
             if name in asked and self.view_sides and asked[name] not in self.view_sides:
                 sides = " or ".join(str(side) for side in self.view_sides)
                 raise SettingError(
                     name,
-                    Keyword(name, asked[name]),
-                    f" is no size that {self.title} can read: give {sides}, which are the sizes "
+                    "{size} is no size that {family} can read: give {sides}, which are the sizes "
                     "that its second encoder has queries for.",
+                    size=Keyword(name, asked[name]),
+                    family=self.title,
+                    sides=sides,
                 )
 
     def _named_preset(self, name: str | None) -> Preset:
@@ -503,10 +505,10 @@ class FamilyFacts:
         if grounding is False and GROUNDING_TAG in text:
             raise SettingError(
                 "grounding",
-                f"The prompt preset {prompt!r} asks for boxes, which ",
-                Keyword("grounding", False),
-                " forbids: use the preset 'free', which asks for none, or write the prompt "
-                "yourself.",
+                "The prompt preset {prompt!r} asks for boxes, which {without_boxes} forbids: use "
+                "the preset 'free', which asks for none, or write the prompt yourself.",
+                prompt=prompt,
+                without_boxes=Keyword("grounding", False),
             )
         if prompt == MULTIPAGE:
             return text.replace(IMAGE_TAG, IMAGE_TAG * pages)

@@ -36,18 +36,16 @@ def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> N
     if torch.device(device).type != "cuda":
         raise SettingError(
             "kernels",
-            f"The kernel view needs a CUDA device, this is {device}: drop ",
-            Keyword("kernels", True),
-            ".",
+            "The kernel view needs a CUDA device, this is {device}: drop {kernels}.",
+            device=device,
+            kernels=Keyword("kernels", True),
         )
     if generate:
         raise SettingError(
             "kernels",
-            "The kernel view needs the two phases: drop ",
-            Keyword("generate", True),
-            " or ",
-            Keyword("kernels", True),
-            ".",
+            "The kernel view needs the two phases: drop {generate} or {kernels}.",
+            generate=Keyword("generate", True),
+            kernels=Keyword("kernels", True),
         )
     if trace is not None:
         output_file(trace)

@@ -138,9 +138,9 @@ def _check_uncut(settings: RunSettings, family: FamilyFacts, preset: str) -> Non
     elif settings.crop_mode:
         raise SettingError(
             "crop_mode",
-            f"{of_several_pages} reads each of them uncut: drop ",
-            Keyword("crop_mode", True),
-            ".",
+            "{family} reads each of them uncut: drop {crop_mode}.",
+            family=of_several_pages,
+            crop_mode=Keyword("crop_mode", True),
         )
 
 

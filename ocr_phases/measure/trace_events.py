@@ -87,10 +87,12 @@ def ranges_of(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
         if found != count:
             raise SettingError(
                 "kernel_steps",
-                f"The profiler kept {found} of {count} ranges of {stage}: its buffers were too "
-                "small for this run; ask for fewer steps in the kernel view (",
-                Keyword("kernel_steps"),
-                ").",
+                "The profiler kept {found} of {count} ranges of {stage}: its buffers were too "
+                "small for this run; ask for fewer steps in the kernel view ({kernel_steps}).",
+                found=found,
+                count=count,
+                stage=stage,
+                kernel_steps=Keyword("kernel_steps"),
             )
     annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
     times = as_ranges(annotations).drop(columns="name")

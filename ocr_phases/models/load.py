@@ -149,10 +149,9 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     elif asked.cuda_calls != "refuse":
         raise SettingError(
             "cuda_calls",
-            Keyword("cuda_calls"),
-            " is for ",
-            Keyword("implementation", "vendor"),
-            ": native calls no .cuda().",
+            "{cuda_calls} is for {vendor}: native calls no .cuda().",
+            cuda_calls=Keyword("cuda_calls"),
+            vendor=Keyword("implementation", "vendor"),
         )
     source = _find_source(asked, local_only)
     if is_any_dummy(asked.model):

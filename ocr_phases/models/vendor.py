@@ -37,12 +37,11 @@ def check_request(asked: ModelSettings) -> None:
     if not asked.trust_remote_code:
         raise SettingError(
             "trust_remote_code",
-            Keyword("implementation", "vendor"),
-            " runs the Python code that comes with the checkpoint: read it and pass ",
-            Keyword("trust_remote_code", True),
-            ", or use ",
-            Keyword("implementation", "native"),
-            ", which runs none.",
+            "{vendor} runs the Python code that comes with the checkpoint: read it and pass "
+            "{trust}, or use {native}, which runs none.",
+            vendor=Keyword("implementation", "vendor"),
+            trust=Keyword("trust_remote_code", True),
+            native=Keyword("implementation", "native"),
         )
     if asked.model.partition(":")[0] in ("tiny", "dummy"):
         raise SettingError(
@@ -169,10 +168,12 @@ def _refuse_cuda_calls(model_class: type) -> None:
         if line is not None:
             raise SettingError(
                 "cuda_calls",
-                f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, "
-                f"line {line}), so it cannot run on a CPU: use device cuda, native, or ",
-                Keyword("cuda_calls", "ignore"),
-                " to let those calls do nothing.",
+                "The vendor's class moves tensors to a GPU by itself (.cuda() in {file}, line "
+                "{line}), so it cannot run on a CPU: use device cuda, native, or {ignore} to let "
+                "those calls do nothing.",
+                file=file.name,
+                line=line,
+                ignore=Keyword("cuda_calls", "ignore"),
             )
 
 

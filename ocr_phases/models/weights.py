@@ -55,9 +55,9 @@ def choose_attention(model_class: Any, settings: ModelSettings) -> str:
     if settings.attention == "sdpa" and not has_sdpa:
         raise SettingError(
             "attention",
-            f"{model_class.__name__} has no SDPA: use ",
-            Keyword("attention", "eager"),
-            " or 'flash_attention_2'.",
+            "{model} has no SDPA: use {eager} or 'flash_attention_2'.",
+            model=model_class.__name__,
+            eager=Keyword("attention", "eager"),
         )
     if settings.attention == "flash_attention_2":
         _check_flash_attention(settings)
@@ -70,21 +70,22 @@ def _check_flash_attention(settings: ModelSettings) -> None:
     if not settings.device.startswith("cuda"):
         raise SettingError(
             "attention",
-            flash_attention,
-            f" needs a CUDA device, this is {settings.device}: or use 'eager'.",
+            "{flash_attention} needs a CUDA device, this is {device}: or use 'eager'.",
+            flash_attention=flash_attention,
+            device=settings.device,
         )
     if resolve_dtype(settings.dtype, settings.device) == torch.float32:
         raise SettingError(
             "attention",
-            flash_attention,
-            " needs bfloat16 or float16, this is float32: or use 'eager'.",
+            "{flash_attention} needs bfloat16 or float16, this is float32: or use 'eager'.",
+            flash_attention=flash_attention,
         )
     if importlib.util.find_spec("flash_attn") is None:
         raise SettingError(
             "attention",
-            flash_attention,
-            " needs the package flash_attn, which is not installed (pip install flash-attn): "
-            "or use 'eager'.",
+            "{flash_attention} needs the package flash_attn, which is not installed "
+            "(pip install flash-attn): or use 'eager'.",
+            flash_attention=flash_attention,
         )
 
 

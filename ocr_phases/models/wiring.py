@@ -363,10 +363,11 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
     rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
     if pages != rows:
         raise OcrPhasesError(
-            f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
-            f"{count_text(rows, 'prompt')}: use ",
-            Keyword("implementation", "native"),
-            ", or one prompt per page.",
+            "The vendor's class reads one page a prompt, got {pages} in {prompts}: use {native}, "
+            "or one prompt per page.",
+            pages=count_text(pages, "page"),
+            prompts=count_text(rows, "prompt"),
+            native=Keyword("implementation", "native"),
         )
     views, local = inputs.pixel_values.split(1), inputs.pixel_values_local
     none = torch.zeros_like(views[0])

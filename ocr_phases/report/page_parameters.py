@@ -1,5 +1,5 @@
-"""The parameters of the notebooks ``page_report`` and ``verify``: what they ask for, checked before
-anything runs.
+"""The parameters of the notebooks ``page_report``, ``verify`` and ``sweep_report``: what they ask
+for, checked before anything runs.
 """
 
 from __future__ import annotations
@@ -45,6 +45,29 @@ PAGE_REPORT_PARAMETERS = (
     "trace",
     "output_dir",
     "overwrite",
+)
+#: The parameters of ``sweep_report`` that are keywords of `sweep` by the same name.
+_OF_SWEEP = (
+    "presets",
+    "strategies",
+    "visions",
+    "attentions",
+    "dtypes",
+    "batches",
+    "lengths",
+    "prompt",
+    "base_size",
+    "image_size",
+    "crop_mode",
+    "min_crops",
+    "max_crops",
+    "infer",
+    "repeats",
+    "warmup",
+    "seed",
+    "ignore_eos",
+    "truth",
+    "retry_failed",
 )
 #: How the cell begins that papermill adds behind the parameters.
 _INJECTED = "# Parameters\n"
@@ -188,6 +211,49 @@ class VerifyParameters:
         """Write the record into the folder, and say where."""
         write_record(self.folder, run, self._record, overwrite=self._overwrite)
         print(f"The record is {self.folder.resolve() / 'run.json'}")
+
+
+class SweepParameters:
+    """What the parameters of ``sweep_report`` ask for.
+
+    Parameters
+    ----------
+    names : mapping
+        The notebook's ``globals()``.
+
+    Attributes
+    ----------
+    page : str or Path
+        The page; a sample page where the parameter is None.
+    models : list of str
+        The models: those of the parameter ``models``, else ``model`` alone.
+    load : dict
+        The other keywords of `OCRSession.load`.
+    plan : dict
+        The other keywords of `sweep`, with the folder of the records.
+    measured : SweptRecords, optional
+        What the command that runs the notebook has just measured or read.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a wrong value.
+
+    Examples
+    --------
+    >>> asked = SweepParameters(globals())  # doctest: +SKIP
+    >>> asked.plan["presets"]  # doctest: +SKIP
+    ['tiny', 'small']
+    """
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self.measured = live_objects().sweep
+        self.page = names["page"] or sample_page()
+        self.load = Settings.among(names).of_model()
+        model = self.load.pop("model")
+        self.models: list[str] = names["models"] or [model]
+        self.plan = {name: names[name] for name in _OF_SWEEP}
+        self.plan["folder"] = names["output_dir"]
 
 
 def check_given_names(

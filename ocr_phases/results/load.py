@@ -78,10 +78,12 @@ class LoadResult(Hinted):
         Price of an hour of the server's machine.
     slo : mapping of str to float, optional
         The objective that a page has to meet, in ms: `ocr_phases.analyse.load.read_slo`.
+    engine : str, optional
+        The server's engine with its version.
     model : str, optional
         The served model's name.
     page : str, optional
-        The name of the first page.
+        What was read: the name of the page, or of the first one and how many more there were.
     created : str, optional
         When the load ended, as ISO 8601; by default now.
     """
@@ -93,6 +95,7 @@ class LoadResult(Hinted):
         price_per_hour: float | None = None,
         *,
         slo: Mapping[str, float] | None = None,
+        engine: str = "",
         model: str = "",
         page: str = "",
         created: str = "",
@@ -100,6 +103,7 @@ class LoadResult(Hinted):
         self.server = server
         self.price_per_hour = price_per_hour
         self.slo = dict(slo or {})
+        self.engine = engine
         self.model = model
         self.page = page
         self.created = created or datetime.now(UTC).isoformat(timespec="seconds")
@@ -168,6 +172,7 @@ class LoadResult(Hinted):
                 self.server,
                 self.table,
                 self.asked,
+                engine=self.engine,
                 model=self.model,
                 page=self.page,
                 created=self.created,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ocr_phases.analyse.load import TAIL_FROM, lag_sentence, load_verdict
 from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
@@ -28,6 +29,26 @@ from ocr_phases.text import ms_text
 
 _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
 _MOST_ERRORS = 5
+#: Heading and unit of the columns whose names say less.
+_HEADINGS = {
+    "goodput_per_min": ("goodput", "pages/min"),
+    "ttft_p50_ms": ("first token p50", "ms"),
+    "ttft_p99_ms": ("first token p99", "ms"),
+    "inter_token_p50_ms": ("between tokens p50", "ms"),
+    "inter_token_p99_ms": ("between tokens p99", "ms"),
+    "ntpot_p50_ms": ("per token p50", "ms"),
+}
+_TAILS = ("ttft_p99_ms", "inter_token_p99_ms")
+_LEVELS_NOTE = (
+    "A level called 4 at once keeps four pages in flight; one called 30/min sends 30 pages per "
+    "minute at random times, however long the server takes. p50 is the median; per token is a "
+    f"page's whole time over its tokens; a p99 needs {TAIL_FROM} requests."
+)
+#: What the parts of an objective are called.
+_OBJECTIVES = {"ttft": "first token", "itl": "between tokens"}
+#: Above the points of closed-loop levels stand their names, below those of the open loop.
+_NAME_ABOVE = (4, 5)
+_NAME_BELOW = (4, -13)
 
 
 def plot_load_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -38,7 +59,8 @@ def plot_load_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figu
     axes.plot(timed["pages_per_min"], timed[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
     points = timed[["level", "pages_per_min", "ttft_p50_ms"]]
     for level, rate, ttft in points.itertuples(index=False):
-        axes.annotate(level, (rate, ttft), (4, 5), textcoords="offset points", fontsize=9)
+        place = _NAME_BELOW if level.endswith("/min") else _NAME_ABOVE
+        axes.annotate(level, (rate, ttft), place, textcoords="offset points", fontsize=9)
     return _latency_axes(axes, "pages per minute")
 
 
@@ -47,19 +69,32 @@ def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     longest = asked["times"].map(_longest_gap).where(asked["timed"], 0.0)
     if not longest.any():
         return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
-    page = asked.iloc[int(longest.argmax())]
+    place = int(longest.argmax())
+    page = asked.iloc[place]
     gaps_ms = 1e3 * np.diff(page["times"])
     usual = ms_text(float(np.median(gaps_ms)))
-    title = f"One page's tokens: {usual} apart, {ms_text(gaps_ms.max())} while another is prefilled"
+    others = asked.drop(index=asked.index[place])
+    others = others[others["level"] == page["level"]].dropna(subset="first")
+    longest_text = f"{ms_text(gaps_ms.max())} at most"
+    if _waited_during(others, page["times"], int(gaps_ms.argmax())):
+        longest_text = f"{ms_text(gaps_ms.max())} while another waits for its first"
+    title = f"One page's tokens: {usual} apart, {longest_text}"
     _, (axes,) = new_figure(3.4, [title], ax)
     axes.plot(page["times"][1:], gaps_ms, ".-", color=ORANGE, label="between this page's tokens")
-    others = asked[asked["level"] == page["level"]].dropna(subset="first")
     waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
     # As high as the axes, and as wide as the waits.
     axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
     axes.set_xlim(page["first"], page["end"])
-    about = f"seconds since {page['level']} began; grey: another page waits for its first token"
+    about = f"seconds since the level {page['level']} began"
+    if waits:
+        about = f"{about}; grey: another page waits for its first token"
     return _latency_axes(axes, about)
+
+
+def _waited_during(others: pd.DataFrame, times: list[float], gap: int) -> bool:
+    """Whether one of the other pages waited for its first token in this gap between tokens."""
+    waited = (others["begun"] < times[gap + 1]) & (others["first"] > times[gap])
+    return bool(waited.any())
 
 
 def _longest_gap(times: list[float]) -> float:
@@ -68,10 +103,25 @@ def _longest_gap(times: list[float]) -> float:
 
 
 def _latency_axes(axes: Axes, over: str) -> Figure:
-    """Axes of a latency over what ``over`` says, with the keys of their lines."""
+    """Axes of a latency over what ``over`` says, with the keys of their lines.
+
+    The scale is logarithmic, since the first token takes many times as long as the next one.
+    """
     axes.set(yscale="log", xlabel=over)
+    low, high = axes.yaxis.get_data_interval()
+    if 0 < low <= high < np.inf:
+        # So wide that there are numbers on the axis, and room for the names of points.
+        axes.set_ylim(low / 1.6, high * 1.6)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(_tick_text))
+    axes.minorticks_off()
     name_axis(axes.yaxis, "latency (ms)")
     return legend_below(axes)
+
+
+def _tick_text(ms: float, _: int | None = None) -> str:
+    """A number of the axis, without powers of ten."""
+    return f"{ms:,g}"
 
 
 def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
@@ -88,9 +138,17 @@ def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
 
 def _levels_table(server: str, table: pd.DataFrame) -> Html:
     missing = (
-        f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
+        f"p99 only from {TAIL_FROM} requests on, times between tokens only where chunks are tokens"
     )
-    return table_html(table, caption=f"Load on {server}", missing=missing)
+    # A percentile that no level has would only make the table wider.
+    all_missing = [name for name in _TAILS if table[name].isna().all()]
+    levels = table_html(
+        table.drop(columns=all_missing),
+        caption=f"Load on {server}",
+        missing=missing,
+        headings=_HEADINGS,
+    )
+    return fragment(levels, note(_LEVELS_NOTE))
 
 
 def _errors(asked: pd.DataFrame) -> list[str]:
@@ -108,16 +166,17 @@ def load_document(
     table: pd.DataFrame,
     asked: pd.DataFrame,
     *,
+    engine: str = "",
     model: str = "",
     page: str = "",
     created: str = "",
     slo: Mapping[str, float] | None = None,
 ) -> str:
     """A load as a whole page, with what was measured, contents and a link to its data."""
-    facts = [created, server, model, page]
+    facts = [model, engine, page, created.replace("T", " ").replace("+00:00", " UTC")]
     if slo:
-        limits = ", ".join(f"{name} {ms_text(ms)}" for name, ms in slo.items())
-        facts.append(f"objective: {limits}")
+        limits = [f"{_OBJECTIVES[name]} within {ms_text(ms)}" for name, ms in slo.items()]
+        facts.append(f"objective: {', '.join(limits)}")
     about = " · ".join(fact for fact in facts if fact)
     data = element(
         "p",
@@ -134,7 +193,7 @@ def load_document(
     head = block(
         "head",
         picture="",
-        title="Load",
+        title=f"Load on {server}",
         about=about,
         headline=load_verdict(table),
         lead="",
@@ -145,7 +204,7 @@ def load_document(
     for heading, section in sections.items():
         parts.append(element("section", section_heading(heading), Html(section.html())))
         contents.append((heading, heading.replace(" ", "-")))
-    return document_html("Load – ocr_phases", contents, fragment(*parts))
+    return document_html(f"Load on {server} – ocr_phases", contents, fragment(*parts))
 
 
 def load_bundle(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Bundle:

@@ -230,9 +230,9 @@ def one_shot(
     if not hasattr(model, "generate"):
         raise SettingError(
             "generate",
-            f"{type(model).__name__} has no generate() here: measure without ",
-            Keyword("generate", True),
-            ".",
+            "{model} has no generate() here: measure without {generate}.",
+            model=type(model).__name__,
+            generate=Keyword("generate", True),
         )
     # generate() samples with torch's own generator of the device.
     seeded = device_of(inputs.input_ids.device).seeded(request.seed)

@@ -21,48 +21,55 @@ from ocr_phases.settings import Request
 
 def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
     """Raise `SettingError` where ``strategy`` or ``vision`` cannot run with model and device."""
-    asked: list[str | Keyword] = []
-    fields = []
-    for name, way in (("strategy", request.strategy), ("vision", request.vision)):
-        if way != "eager":
-            if asked:
-                asked.append(" and ")
-            asked.append(Keyword(name, way))
-            fields.append(name)
-    if not fields:
+    keywords: dict[str, Keyword] = {}
+    if request.strategy != "eager":
+        keywords["strategy"] = Keyword("strategy", request.strategy)
+    if request.vision != "eager":
+        keywords["vision"] = Keyword("vision", request.vision)
+    if not keywords:
         return
-    field = fields[0]
+    field = next(iter(keywords))
+    # The place of one keyword in a sentence, or of both.
+    asked = " and ".join(f"{{{name}}}" for name in keywords)
     kind = torch.device(device).type
     if interface.implementation != "native":
         raise SettingError(
             field,
-            *asked,
-            f": the {interface.implementation} class runs only eagerly, so load ",
-            Keyword("implementation", "native"),
-            ".",
+            asked + ": the {implementation} class runs only eagerly, so load {native}.",
+            **keywords,
+            implementation=interface.implementation,
+            native=Keyword("implementation", "native"),
         )
     if not interface.can_be_captured:
         raise SettingError(
             field,
-            *asked,
-            ": a model of no known family runs only eagerly here, because the positions and "
-            "masks of its class are not known well enough to be captured: use 'eager'.",
+            asked + ": a model of no known family runs only eagerly here, because the positions "
+            "and masks of its class are not known well enough to be captured: use 'eager'.",
+            **keywords,
         )
     if request.autocast:
         raise SettingError(
-            field, *asked, " has the model's own dtype only: drop it, or drop autocast."
+            field,
+            asked + " has the model's own dtype only: drop it, or drop autocast.",
+            **keywords,
         )
     if "cuda_graph" in (request.strategy, request.vision) and kind != "cuda":
         raise SettingError(
             field,
-            *asked,
-            f" needs a CUDA device, this is {device}: use 'eager', "
-            "or 'compiled' where there is a C++ compiler.",
+            asked + " needs a CUDA device, this is {device}: use 'eager', or 'compiled' where "
+            "there is a C++ compiler.",
+            **keywords,
+            device=device,
         )
     if "compiled" in (request.strategy, request.vision):
         missing = missing_compiler(kind)
         if missing is not None:
-            raise SettingError(field, *asked, f" needs {missing}: install it, or use 'eager'.")
+            raise SettingError(
+                field,
+                asked + " needs {missing}: install it, or use 'eager'.",
+                **keywords,
+                missing=missing,
+            )
 
 
 def missing_compiler(kind: str) -> str | None:
