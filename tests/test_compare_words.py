@@ -12,7 +12,7 @@ from ocr_phases import compare
 from ocr_phases.analyse.comparison import in_units
 from ocr_phases.analyse.comparison_words import first_other_token
 from ocr_phases.record.parts import to_plain
-from ocr_phases.show.comparison_overview import compare_html
+from ocr_phases.show.comparison_overview import compare_html, environment_html
 
 BOXED = "<|ref|>text<|/ref|><|det|>[[{box}]]<|/det|>\n{words}"
 BASE = BOXED.format(box="10, 20, 300, 400", words="The same words on this page.")
@@ -186,3 +186,12 @@ CAT = [(5, "a "), (6, "cat")]
 def test_the_first_token_that_differs_is_named_in_both_records(baseline, other, expected):
     found = first_other_token(with_tokens(*baseline), with_tokens(*other))
     assert found == expected
+
+
+def test_what_differs_is_a_table_and_equal_records_get_a_sentence():
+    run = make_run()
+    other = altered(run, model={"dtype": "bfloat16"})
+    shown = seen(environment_html(compare(run, other).differs))
+    assert "What differs" in shown
+    assert "bfloat16" in shown
+    assert "are the same" in seen(environment_html(compare(run, run).differs))

@@ -288,3 +288,12 @@ def test_the_record_counts_its_time_and_its_check_says_where_it_begins(name):
     checks = checks_table(loop).set_index("name")
     assert checks.loc["repetition_loop", "verdict"] == "note"
     assert "an inexact loop) from token" in checks.loc["repetition_loop", "measured"]
+
+
+def test_a_loop_that_begins_where_another_one_ends_is_found_too() -> None:
+    phrase = ["the ", "cat ", "sat ", "on "] * 200
+    numbers = [f"{number} " for number in range(1, 401)]
+    first, second = find_inexact_loops([*phrase, *numbers])
+    assert first.stop == len(phrase)
+    assert second.start == len(phrase)
+    assert second.stop == len(phrase) + len(numbers)

@@ -87,8 +87,8 @@ def view_block(run: Record) -> Html:
 def packed(values: list[Any]) -> list[Any] | dict[str, list[list[Any]]]:
     """A column as runs of ``[first, step, length]``, where that is shorter; lossless.
 
-    >>> packed([5, 6, 7, 8, None, None, None, 2])
-    {'runs': [[5, 1, 4], [None, 0, 3], [2, 0, 1]]}
+    >>> packed([5, 6, 7, 8, None, None, None, None, None, 2])
+    {'runs': [[5, 1, 4], [None, 0, 5], [2, 0, 1]]}
     """
     runs: list[list[Any]] = []
     at = 0
