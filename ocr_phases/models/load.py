@@ -593,13 +593,14 @@ class TokenReader:
         ``last``.
         """
         known = token < len(self._tokenizer)
-        self._waiting += [token] * known
+        if known:
+            self._waiting.append(token)
         text = self._tokenizer.decode(self._waiting)
         # A U+FFFD at the end may be the text's own, or what an incomplete character decodes to.
-        unsure = known and not last and text.endswith("\ufffd")
-        spelled = self._tokenizer.convert_ids_to_tokens(self._waiting) if unsure else ()
-        if unsure and not "".join(spelled).endswith(_REPLACEMENT):
-            return ""
+        if known and not last and text.endswith("\ufffd"):
+            spelled = "".join(self._tokenizer.convert_ids_to_tokens(self._waiting))
+            if not spelled.endswith(_REPLACEMENT):
+                return ""
         self._waiting = []
         return text if known else f"{text}<{token}>"
 

@@ -152,11 +152,10 @@ class DecodeState(Hinted):
         """
         if not self.unread:
             return []
-        new = (
-            [self.unread[0].tolist()]
-            if len(self.unread) == 1
-            else torch.stack(self.unread).tolist()
-        )
+        if len(self.unread) == 1:
+            new = [self.unread[0].tolist()]
+        else:
+            new = torch.stack(self.unread).tolist()
         self.unread.clear()
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
@@ -169,12 +168,10 @@ class DecodeState(Hinted):
         They must be finite, and the newest ones must not be all equal. Processors come later: what
         they suppress does not count.
         """
-        sums = (
-            torch.stack(self.sums)
-            if self.step_sums is None
-            else torch.stack([*self.sums, self.step_sums])
-        )
-        return logits_fault(sums, self.logits, whole=self.step_sums is not None)
+        sums = list(self.sums)
+        if self.step_sums is not None:
+            sums.append(self.step_sums)
+        return logits_fault(torch.stack(sums), self.logits, whole=self.step_sums is not None)
 
     @property
     def attention_mask(self) -> Tensor:

@@ -186,6 +186,17 @@ def sampler_for(
 OnTokens = Callable[[list[list[int]]], None]
 
 
+class _Listener:
+    """Hands on the tokens of each step of ``generate()``, which asks it whether to stop: never."""
+
+    def __init__(self, on_tokens: OnTokens) -> None:
+        self._on_tokens = on_tokens
+
+    def __call__(self, ids: Tensor, scores: Any, **options: Any) -> bool:
+        self._on_tokens(ids[:, -1:].tolist())
+        return False
+
+
 def one_shot(
     checkpoint: Checkpoint,
     inputs: ModelInputs,
@@ -233,9 +244,7 @@ def one_shot(
             return_dict_in_generate=False,
             use_cache=True,
             pad_token_id=checkpoint.pad_id,
-            # It is asked after each step whether to stop: never.
-            stopping_criteria=on_tokens
-            and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
+            stopping_criteria=None if on_tokens is None else [_Listener(on_tokens)],
             logits_processor=LogitsProcessorList(own_rules),
             **infer.as_generate(),
         )
