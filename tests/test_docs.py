@@ -194,6 +194,7 @@ SKIPPED = {
     ("models.md", 0): "a model of the family",
     ("models.md", 1): "a checkpoint of another class",
     ("models.md", 3): "the published weights",
+    ("platforms.md", 0): "a notebook of Colab",
 }
 FEW = {"repeats": 2, "warmup": 0, "ceilings": False}
 
