@@ -50,8 +50,9 @@ from ocr_phases.measure.runs import (
 )
 from ocr_phases.measure.verdicts import one_sentence, unknown_check
 from ocr_phases.models.devices import cpu_threads, device_of
-from ocr_phases.models.load import Checkpoint, TokenReader
+from ocr_phases.models.load import Checkpoint
 from ocr_phases.models.text_model import position_limit
+from ocr_phases.models.tokenizers import TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
