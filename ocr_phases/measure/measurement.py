@@ -244,7 +244,7 @@ class Measurement:
                 if number < 0:  # a warm-up is not recorded
                     self._run_once(request, number, on_new_tokens)
                     continue
-                with conditions.of(number):
+                with conditions.during(number):
                     repeat = self._run_once(request, number, on_new_tokens)
                 self.repeats.append(repeat)
                 self.loaded_model.warm_shapes.add(self._shapes())
@@ -587,7 +587,7 @@ class Measurement:
     def _device_part(self) -> DevicePart:
         conditions = None
         if self.conditions is not None:
-            conditions = make_part(ConditionsPart, self.conditions.described())
+            conditions = make_part(ConditionsPart, self.conditions.describe())
         return msgspec.structs.replace(
             make_part(DevicePart, machine.describe_device(self.device)),
             threads=self.threads,
