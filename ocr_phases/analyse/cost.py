@@ -402,7 +402,7 @@ def run_cost(run: Record) -> pd.DataFrame:
             run.request.preset,
             [page.grid for page in run.pages],
             run.model.family,
-            ViewSizes.asked(run.request),
+            ViewSizes.from_settings(run.request),
         ),
         logits_for="all" if run.model.implementation == "vendor" else "last",
         **shape,

@@ -81,7 +81,7 @@ def resolve_request(
         max_new_tokens = NEW_TOKENS
 
     grounding = settings.grounding
-    if grounding is None and family.leads[1]:
+    if grounding is None and family.boxes_tag:
         grounding = any(GROUNDING_TAG in prompt for prompt in prompts)
 
     preset_name = settings.preset or preset
@@ -100,7 +100,7 @@ def resolve_request(
         crop_mode=settings.crop_mode,
         min_crops=settings.min_crops,
         max_crops=settings.max_crops,
-        cutting=family.preset(preset_name, ViewSizes.asked(settings)),
+        cutting=family.preset(preset_name, ViewSizes.from_settings(settings)),
         max_new_tokens=max_new_tokens,
         infer=infer,
         grounding=grounding,
