@@ -369,7 +369,7 @@ class _Layout(NamedTuple):
 def _find_layout(config: dict[str, Any]) -> _Layout:
     """Tell the family of a config and its layout.
 
-    ``model_type`` decides where it is one that a publisher or transformers writes. People save
+    ``model_type`` decides where it is one that a vendor or transformers writes. People save
     these models with others, too (``deepseekocr``, ``DeepseekOCR``, ``deepseek_vl2``): then the
     parts decide.
     """

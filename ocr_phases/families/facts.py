@@ -24,7 +24,7 @@ PROMPT_NAMES = ("markdown", "ocr", "free", "figure", "describe", LOCATE, MULTIPA
 FULL = "full_attention"
 WINDOWED = "reference_sliding_attention"
 
-#: ``<td>`` and ``</td>``, which the n-gram rules of the publisher's scripts for vLLM never forbid.
+#: ``<td>`` and ``</td>``, which the n-gram rules of the vendor's scripts for vLLM never forbid.
 CELL_TOKENS = (128_821, 128_822)
 
 #: The family of a model that is of none that this version knows.
@@ -337,7 +337,7 @@ class FamilyFacts:
     published
         The sampling values of the published code, by the name that ``infer`` takes.
     published_vllm
-        The sampling values of the publisher's scripts for vLLM, by the name that ``infer`` takes.
+        The sampling values of the vendor's scripts for vLLM, by the name that ``infer`` takes.
     published_limit
         The tokens that the published code makes at most, as many as the model has
         positions; None where that is unknown.
