@@ -30,7 +30,7 @@ from wording import says
 from ocr_phases.batch import dask_workers, driver, local_workers
 from ocr_phases.batch.archive import LISTING
 from ocr_phases.batch.dask_workers import DaskWorkers, stop_processes
-from ocr_phases.batch.driver import Counts, auto_device
+from ocr_phases.batch.driver import PageCounts, auto_device
 from ocr_phases.batch.local_workers import worker_environments
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.cli import main
@@ -128,7 +128,7 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(processes, tm
     pages, out = make_pages(tmp_path / "in", *["ok"] * 20, "bad", "kill 1"), tmp_path / "out"
     lost: list[int] = []
 
-    def lose_one(counts: Counts) -> None:
+    def lose_one(counts: PageCounts) -> None:
         if counts.done >= 3 and not lost:
             lost.append(next(iter(pool.client.run(os.getpid).values())))
             os.kill(lost[0], signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(processes, tmp
     process.communicate()
     end = time.monotonic() + 60.0
 
-    def in_time(counts: Counts) -> None:
+    def in_time(counts: PageCounts) -> None:
         assert time.monotonic() < end
 
     with contextlib.closing(DaskWorkers(processes, command=STUB)) as pool:
@@ -163,7 +163,7 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
     pages, out = make_pages(tmp_path / "in", *["ok"] * 40), tmp_path / "out"
     monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", 1)  # so long it waits for a new one
 
-    def lose_scheduler(counts: Counts) -> None:
+    def lose_scheduler(counts: PageCounts) -> None:
         if counts.done >= 3 and cluster.scheduler.status.name == "running":
             cluster.sync(cluster.scheduler.close)
 

@@ -68,7 +68,7 @@ class Workers(Protocol):
 
 
 @dataclass
-class Counts:
+class PageCounts:
     """How many pages of a batch came to which end so far.
 
     Attributes
@@ -223,13 +223,13 @@ class Task:
 def _run(
     tasks: Iterator[Task],
     workers: Workers,
-    counts: Counts,
+    counts: PageCounts,
     *,
     retries: int,
     timeout: float | None,
     price_per_hour: float | None,
-    progress: Callable[[Counts], None],
-) -> Counts:
+    progress: Callable[[PageCounts], None],
+) -> PageCounts:
     """Hand ``tasks`` to the workers as there is room, try failed ones again, and put what was
     written in place.
 
@@ -276,7 +276,7 @@ def _run(
                 clear_left_behind(task.folder)
 
 
-def _no_progress(counts: Counts) -> None:
+def _no_progress(counts: PageCounts) -> None:
     """What is told of the progress where nobody asks for it: nothing."""
 
 
@@ -288,8 +288,8 @@ def measure_pages(
     retries: int = 1,
     timeout: float | None = None,
     price_per_hour: float | None = None,
-    progress: Callable[[Counts], None] = _no_progress,
-) -> Counts:
+    progress: Callable[[PageCounts], None] = _no_progress,
+) -> PageCounts:
     """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from
     before.
 
@@ -312,7 +312,7 @@ def measure_pages(
 
     Returns
     -------
-    Counts
+    PageCounts
         How many pages came to which end.
 
     Raises
@@ -323,7 +323,7 @@ def measure_pages(
         fail alike from the start, or so many one after another in one worker's place. What is
         finished then stays so.
     """
-    counts = Counts()
+    counts = PageCounts()
 
     def tasks() -> Iterator[Task]:
         seen: set[str] = set()
@@ -357,8 +357,8 @@ def render_pages(
     retries: int = 1,
     timeout: float | None = None,
     price_per_hour: float | None = None,
-    progress: Callable[[Counts], None] = _no_progress,
-) -> Counts:
+    progress: Callable[[PageCounts], None] = _no_progress,
+) -> PageCounts:
     """Render the report of every page of `waiting_reports`: ``done`` and ``failed``.
 
     One that fails is tried again; what became of it goes into the page's status. The arguments are
@@ -373,7 +373,7 @@ def render_pages(
     return _run(
         tasks(),
         workers,
-        Counts(),
+        PageCounts(),
         retries=retries,
         timeout=timeout,
         price_per_hour=price_per_hour,

@@ -488,14 +488,25 @@ class FamilyFacts:
                 "grounding", f"{self.title} marks boxes by itself: leave grounding out."
             )
         if name == LOCATE:
-            if not words:
-                raise SettingError(
-                    "prompt",
-                    'The locate prompt needs the words to find: write "locate:some words".',
-                )
-            return self.prompts[LOCATE].format(words=words)
+            return self._text_of_locate(words)
         if prompt in self.prompts:
             return self._text_of_preset(prompt, grounding, pages)
+        return self._text_of_own(prompt, name, grounding)
+
+    def _text_of_locate(self, words: str) -> str:
+        """The text of the preset ``locate`` with the user's ``words``."""
+        if not words:
+            raise SettingError(
+                "prompt",
+                'The locate prompt needs the words to find: write "locate:some words".',
+            )
+        return self.prompts[LOCATE].format(words=words)
+
+    def _text_of_own(self, prompt: str, name: str, grounding: bool | None) -> str:
+        """The user's own ``prompt``, with what the family puts before it.
+
+        ``name`` is what stands in it before a colon, which may be a misspelt preset.
+        """
         if not prompt:
             raise SettingError(
                 "prompt",
@@ -509,6 +520,7 @@ class FamilyFacts:
         return f"{self.page_lead}{self.boxes_tag}{prompt}"
 
     def _text_of_preset(self, prompt: str, grounding: bool | None, pages: int) -> str:
+        """The text of another preset; ``multipage`` has a place for each of the ``pages``."""
         text = self.prompts[prompt]
         if grounding is False and GROUNDING_TAG in text:
             raise SettingError(

@@ -127,7 +127,7 @@ class Afterwards:
 
 
 class Watch:
-    """Looks on while one run goes through its phases, which `of` is entered around.
+    """Looks on while one run goes through its phases: `during` is entered around each.
 
     It sees the peak memory of each phase, what really arrived at the model in the forwards of the
     phases in ``looks``, whoever changed it on the way, and the host's waits in decode where they
@@ -150,7 +150,7 @@ class Watch:
         self.masks: list[HandedMask] = []
 
     @contextlib.contextmanager
-    def of(self, phase: str) -> Iterator[None]:
+    def during(self, phase: str) -> Iterator[None]:
         """Watch a ``with`` block, which is one phase."""
         look = self._look_at_step if phase == "decode" else self._look
         with self.memory.during(phase), contextlib.ExitStack() as watching:
@@ -298,10 +298,10 @@ def finite_logits(fault: str | None, tokens: int) -> CheckPart:
 
 
 @contextlib.contextmanager
-def logits_summed(checkpoint: Checkpoint) -> Iterator[list[CheckPart]]:
-    """Look at the logits of a ``with`` block without steps of ours.
+def check_logits(checkpoint: Checkpoint) -> Iterator[list[CheckPart]]:
+    """Check the logits of a ``with`` block in which the model's own ``generate()`` runs.
 
-    The list gets the check at the end of the block.
+    What the block gets is a list, which has the check once the block has ended.
     """
     checks: list[CheckPart] = []
     sums: list[Tensor] = []

@@ -29,9 +29,9 @@ from ocr_phases.measure.live_checks import (
     HostWaits,
     Repeat,
     Watch,
+    check_logits,
     describe_cache,
     judge_live_checks,
-    logits_summed,
 )
 from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
@@ -323,7 +323,7 @@ class Measurement:
         looks = ("prefill", "decode") if self.step is None else ("prefill",)
         is_counted = number < 0 and torch.device(self.device).type == "cuda"
         watch = Watch(checkpoint, looks, counted=is_counted)
-        timeline = Timeline(self.device, around=watch.of)
+        timeline = Timeline(self.device, around=watch.during)
         with timeline.in_phase("prepare"):
             packed, _ = pack_rows(checkpoint, request, timeline)
             with timeline.span("transfer"):
@@ -377,7 +377,7 @@ class Measurement:
         with (
             execution(self.device, request.autocast),
             self._vision_execution(),
-            logits_summed(checkpoint) as checks,
+            check_logits(checkpoint) as checks,
             timeline.in_phase("generate"),
             ranges,
         ):
