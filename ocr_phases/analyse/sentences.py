@@ -88,7 +88,8 @@ def headline(run: Record) -> str:
         time = ms_text(figures["generate_ms"])
         if run.is_server:
             return f"The server read {pages} in {time}, and its answer came in one piece."
-        return f"generate() read {pages} in {time}."
+        verb = "read" if run.has_page else "answered"
+        return f"generate() {verb} {pages} in {time}."
     larger = _larger_phase(run)
     share = percent_text(_phase_time(run, larger) / figures["page_ms"])
     is_single = len(run.results) == 1 and len(run.pages) <= 1
