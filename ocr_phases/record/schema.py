@@ -205,7 +205,9 @@ def _check_rows(record: RecordParts) -> None:
     rows = len(record.results)
     is_text_only = record.request.preset == NO_VIEWS and rows == 1
     if not record.pages and not is_text_only:
-        raise OcrPhasesError("pages: only one prompt without an image has none")
+        raise OcrPhasesError(
+            "pages: there is none, which only a single prompt without an image may have"
+        )
     if record.pages and {page.row for page in record.pages} != set(range(rows)):
         raise OcrPhasesError("pages: they name other rows than results has")
     lists = {
