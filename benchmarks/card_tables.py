@@ -84,13 +84,13 @@ def floor_rows(family: FamilyFacts) -> list[tuple[str, ...]]:
 def tables() -> dict[str, str]:
     """The page's tables in Markdown, by the name of their marks."""
     rates = ("float16", "bfloat16", "TF32", "float32")
-    head = ("family", "preset", "need", "need of 16 rows", "KV cache of a row")
+    head = ("family", "preset", "memory for one page", "memory for 16 pages", "KV cache per page")
     parts = {
         "cards": markdown(("card", "memory", "bandwidth", *rates, "source"), card_rows()),
         "needs": markdown(head, need_rows()),
     }
     for family in FAMILIES.values():
-        largest = f"largest batch at {[*family.presets][-1]}"
+        largest = f"largest batch at {[*family.presets][-1]}, pages"
         columns = ("card", "token, ms", *family.presets, largest)
         parts[family.name] = markdown(columns, floor_rows(family))
     return parts

@@ -23,26 +23,36 @@ TEXT_TOKENS = 18  # of the markdown prompt, with the built-in model's tokenizer
 LONG = 8192  # tokens
 VISION = ["sam", "clip", "projector"]
 CLAIMS = """\
-- vision, seven views (gundam 2x3): 2.5 TFLOP; computed {seven:.2f} TFLOP, \
-wrong: too low by a quarter
-- SAM, CLIP and projector: 393 M parameters; computed {vision:.1f} M, 2 % too low
-- language head: 131 M parameters, or 165 M; computed {head:.1f} M, the second is right
-- head over 8,192 positions: 2.15 TFLOP; computed {every:.2f} TFLOP, wrong: vocabulary of 102,400
-- head in the prefill: 2.15 TFLOP; computed {last:.2f} GFLOP, wrong: the last position is enough
-- loss over 8,192 positions: 0.84 GFLOP; computed {loss:.2f} GFLOP, wrong: softmax takes 4 per logit
-- float32 logits of 8,192 positions: 3.3 GB; computed {logits}, wrong: vocabulary of 102,400
-- logits of one position in float32: 400 kB; computed {one_logits}, wrong: vocabulary of 102,400
-- hidden states of 8,192 positions: 21 MB; computed {hidden}, right
-- pixels of a crop and of the global view: 2.5 and 6.3 MB; computed {crop} and {view}, right
-- ids and mask of 8,192 positions, ids after 512 + 8,192 tokens: 64, 8 and 70 KB; computed \
-{ids}, {mask} and {output}, right
-- activations of the vision stack: 67 MB; computed over {bias}, wrong: SAM's position bias alone
-- KV cache dominates long generations: no figure; computed {cache} of {whole}, \
-wrong at batch 1 (8,192 tokens)
-- bytes per decode step do not depend on length: constant; computed {early} to {late}, \
-wrong (291 to 8,192 cached tokens)
-- decode step, 1,000 cached tokens, dense formula: 0.49 GFLOP; computed {dense:.2f} GFLOP, \
-wrong: with a sparse peak rate too, MFU reads {low:.1f} times too low"""
+| what | figure in circulation | computed here | verdict |
+| --- | --- | --- | --- |
+| FLOPs of vision for seven views (`gundam` with 2 x 3 crops) | 2.5 TFLOP | {seven:.2f} TFLOP | \
+wrong: too low by a quarter |
+| parameters of SAM, CLIP and projector | 393 M | {vision:.1f} M | 2 % too low |
+| parameters of the language head | 131 M or 165 M | {head:.1f} M | 165 M is right |
+| FLOPs of the head for 8,192 positions | 2.15 TFLOP | {every:.2f} TFLOP | \
+wrong: assumes a vocabulary of 102,400 tokens |
+| FLOPs of the head in the prefill | 2.15 TFLOP | {last:.2f} GFLOP | \
+wrong: only the last position is needed |
+| FLOPs of the loss for 8,192 positions | 0.84 GFLOP | {loss:.2f} GFLOP | \
+wrong: softmax takes 4 FLOPs per logit |
+| logits of 8,192 positions in float32 | 3.3 GB | {logits} | \
+wrong: assumes a vocabulary of 102,400 tokens |
+| logits of one position in float32 | 400 kB | {one_logits} | \
+wrong: assumes a vocabulary of 102,400 tokens |
+| hidden states of 8,192 positions | 21 MB | {hidden} | right |
+| pixels of a crop | 2.5 MB | {crop} | right |
+| pixels of the global view | 6.3 MB | {view} | right |
+| ids of 8,192 positions | 64 KB | {ids} | right |
+| mask of 8,192 positions | 8 KB | {mask} | right |
+| ids after 512 tokens of prompt and 8,192 new ones | 70 KB | {output} | right |
+| activations of vision | 67 MB | over {bias} | wrong: the position bias of SAM alone takes more |
+| memory of the KV cache in a long generation | more than all else | \
+{cache} of the {whole} of weights and cache | wrong at batch 1, for 8,192 tokens |
+| bytes that a decode step reads | the same at any length | {early} to {late} | \
+wrong: they grow (here from 291 to 8,192 cached tokens) |
+| FLOPs of a decode step with 1,000 cached tokens, by the formula for dense models | 0.49 GFLOP | \
+{dense:.2f} GFLOP | wrong: if the peak rate for sparse matrices is taken as well, \
+the MFU comes out {low:.1f} times too low |"""
 GRIDS = {"tiny": (1, 1), "small": (1, 1), "base": (1, 1), "large": (1, 1), "gundam": (2, 3)}
 
 #: The worked example: one page in gundam, cut into 2 x 3 crops, and 256 new tokens.
@@ -54,7 +64,7 @@ EXAMPLE_TOKENS = 256
 
 
 def claims() -> str:
-    """Each circulating figure beside the computed one, and a verdict: a list in Markdown."""
+    """Each figure in circulation beside the computed one, and a verdict: a Markdown table."""
     size = cost.read_architecture(PUBLISHED)
     held = _prefill([cost.VisionCall("global", 1024)]).groupby("stage")["parameters"].sum()
     seven = _prefill(cost.vision_calls("gundam", [(2, 3)])).groupby("stage")["flops"].sum()
@@ -162,9 +172,9 @@ def tables() -> dict[str, str]:
     stages = ("SAM, GFLOP", "CLIP, GFLOP", "language model, GFLOP")
     read = ("read at batch 1, MB", "read at batch 16, MB")
     return {
-        "presets": markdown(("preset", "prompt tokens", *stages, "read"), presets()),
-        "step": markdown(("part", "parameters, M", "MFLOP", *read), step_parts()),
-        "tensors": markdown(("tensor", "shape", "bytes a number", "bytes"), tensor_rows()),
+        "presets": markdown(("preset", "prompt tokens", *stages, "read from memory"), presets()),
+        "step": markdown(("part", "parameters, million", "MFLOP", *read), step_parts()),
+        "tensors": markdown(("tensor", "shape", "bytes per number", "bytes"), tensor_rows()),
         "generation": markdown(("phase", "steps", "GFLOP", "read and written"), generation_rows()),
         "training": markdown(("part", "GFLOP", "bytes"), training_rows()),
         "claims": claims(),

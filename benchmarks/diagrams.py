@@ -245,7 +245,7 @@ CALLS = Diagram(
     [
         Box("measure", 0, 0, "Measure a page", "data"),
         Box("own", 1, 0, "Own code between phases", "data"),
-        Box("model", 2, 0, "A model loaded by you", "data"),
+        Box("model", 2, 0, "Phases as functions", "data"),
         Box("server", 3, 0, "A running server", "data"),
         Box("run", 0, 1, "session.run_inference(page)\ngenerate=True: generate()"),
         Box("steps", 1, 1, "session.prepare, run_prefill,\nrun_decode_step\nwith Timeline(device)"),
@@ -269,7 +269,7 @@ CALLS = Diagram(
 )
 
 INFER = Diagram(
-    "What the published infer() does, and where it is here",
+    "What the vendor's infer() does, and where it is here",
     [
         Box("init", 0, 0, "S0 no initial weights\nhere: made on the device"),
         Box("prompt", 1, 0, "S1, S2 conversation, prompt\nhere: prompt="),
@@ -311,7 +311,7 @@ INFER = Diagram(
 )
 
 BLOCKS = Diagram(
-    "Blocks of the paper, stages of a record, modules of the class",
+    "Parts in the paper, stages of a record, modules of the class",
     [
         Box("b1", 0, 0, "SAM-base, window attention", "vision"),
         Box("s1", 1, 0, "stage sam", "data"),

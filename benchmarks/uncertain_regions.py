@@ -66,9 +66,9 @@ def found(regions: pd.DataFrame) -> str:
     hits, pages = int((marked & wrong).sum()), int(regions.groupby(["set", "page"]).ngroups)
     precision, recall = (percent_text(hits / int(all_of.sum())) for all_of in (marked, wrong))
     return (
-        f"{wrong.sum()} of {len(regions)} regions with a text are wrong, on {pages} pages. Of the "
-        f"{marked.sum()} uncertain ones {precision} are wrong; of the wrong ones {recall} are "
-        f"uncertain."
+        f"On {pages} pages, {wrong.sum()} of {len(regions)} regions with a text are wrong. "
+        f"{marked.sum()} regions are uncertain, and {precision} of these are wrong. Of the "
+        f"{wrong.sum()} wrong regions, {recall} are uncertain."
     )
 
 

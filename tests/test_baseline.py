@@ -135,10 +135,11 @@ def test_the_verb_exits_as_a_limit_does(
 
 def test_a_baseline_of_several_days_raises_few_false_alarms() -> None:
     """As docs/guide.md says; the machine drifts by 5 % from day to day."""
-    of_pairs, _ = baselines.alarms(1, 0.0, 0.05, gates=150)
-    of_days, found = baselines.alarms(8, 0.0, 0.05, gates=150)
-    assert of_pairs > 0.06 > 0.03 > of_days
-    assert found > 0.4
+    of_pair = baselines.play(1, 0.0, 0.05, gates=150)
+    of_days = baselines.play(8, 0.0, 0.05, gates=150)
+    assert of_pair.false_alarms > 0.06 > 0.03 > of_days.false_alarms
+    assert of_days.found > 0.4
+    assert of_days.undecided > 0.8
 
 
 def test_no_earlier_record_is_an_error() -> None:

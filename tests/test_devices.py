@@ -109,13 +109,13 @@ def test_a_timeline_has_the_clock_of_an_apple_gpu_and_waits_once(apple: AppleGpu
 
 def test_what_cannot_be_measured_on_an_apple_gpu_is_missing(apple: AppleGpu) -> None:
     memory = PeakMemory("mps")
-    with memory.of("prefill"):
+    with memory.during("prefill"):
         pass
     assert (memory.source, memory.peaks) == (None, {})
     conditions = Conditions("mps")
-    with conditions.of(0):
+    with conditions.during(0):
         pass
-    described = conditions.described()
+    described = conditions.describe()
     assert described["gpu"] is None
     assert "mps" in described["energy"]["missing"]
     described_device = describe_device("mps")
@@ -199,9 +199,9 @@ def test_a_record_of_an_amd_gpu_names_the_card_and_the_version_of_hip(amd: Apple
 def test_clocks_and_energy_of_an_amd_gpu_are_missing_with_their_reason(amd: AppleGpu) -> None:
     """They are read by NVML, which sees no card of AMD's."""
     conditions = Conditions("cuda:0")
-    with conditions.of(0):
+    with conditions.during(0):
         pass
-    described = conditions.described()
+    described = conditions.describe()
     assert described["gpu"]["before"] is None
     assert "NVML" in described["gpu"]["missing"]
     assert "NVML" in described["energy"]["missing"]

@@ -3,14 +3,17 @@ shown.
 """
 
 import json
+import os
 import re
 import shlex
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import ipywidgets
 import nbformat
 import pytest
+import yaml
 from conftest import RECORD
 
 from benchmarks import diagrams
@@ -145,6 +148,39 @@ def test_every_command_of_the_pages_is_one_that_the_program_knows():
     assert unknown == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "ends_with", "is_kept"),
+    [
+        (Exit.DONE, 0, True),
+        (Exit.FAILED, 1, False),
+        (Exit.ERROR, 2, False),
+        (Exit.UNDECIDED, 0, True),
+    ],
+)
+def test_the_guide_s_workflow_keeps_what_is_not_proven_slower(tmp_path, answer, ends_with, is_kept):
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    (workflow,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (job,) = yaml.safe_load(workflow)["jobs"].values()
+    (compare,) = [step["run"] for step in job["steps"] if "--baseline" in step.get("run", "")]
+    program = tmp_path / ".venv" / "bin" / "ocr-phases"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\nexit {int(answer)}\n")
+    program.chmod(0o755)
+    (tmp_path / "run.json").write_text("{}")
+    done = subprocess.run(
+        ["bash", "-e", "-c", compare],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ends_with, done.stderr
+    assert ("::warning::" in done.stdout) == (answer == Exit.UNDECIDED)
+    kept = [*(tmp_path / "ocr_phases_records").iterdir()]
+    assert len(kept) == int(is_kept)
+
+
 def test_llms_txt_leads_to_every_page():
     text = (ROOT / "llms.txt").read_text(encoding="utf-8")
     targets = set(re.findall(r"\]\(([^)]+)\)", text))
@@ -194,6 +230,7 @@ SKIPPED = {
     ("models.md", 0): "a model of the family",
     ("models.md", 1): "a checkpoint of another class",
     ("models.md", 3): "the published weights",
+    ("platforms.md", 0): "a notebook of Colab",
 }
 FEW = {"repeats": 2, "warmup": 0, "ceilings": False}
 

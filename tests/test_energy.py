@@ -29,7 +29,7 @@ def metered(monkeypatch):
         meanwhile()
         time[0] += seconds
         meter.mark()
-        return meter.described()
+        return meter.describe()
 
     return described
 

@@ -43,7 +43,7 @@ from ocr_phases.explorer.running import Live, start
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.host import host_name
-from ocr_phases.models.load import load_tokenizer
+from ocr_phases.models.tokenizers import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.preparing import announce

@@ -19,7 +19,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.measure import live_checks
 from ocr_phases.measure.live_checks import card_dtype
 from ocr_phases.measure.memory_fit import fit
-from ocr_phases.models.load import load_tokenizer
+from ocr_phases.models.tokenizers import load_tokenizer
 from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.settings import Settings
 from ocr_phases.versions import asset

@@ -265,7 +265,12 @@ def test_a_setting_that_changes_nothing_is_loaded(configured, free, entries, way
 
 
 def test_every_setting_that_transformers_knows_is_applied_refused_or_harmless():
-    listed = {*generation.SAMPLING, *generation.RULES, *generation.HARMLESS, *generation.REFUSED}
+    listed = {
+        *generation.SAMPLING,
+        *generation.TOKEN_RULES,
+        *generation.HARMLESS,
+        *generation.REFUSED,
+    }
     assert set(vars(GenerationConfig())) <= listed
 
 

@@ -7,6 +7,7 @@ import ipywidgets
 import pytest
 import traitlets
 from conftest import RUNS
+from elements import Elements
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.text import ms_text
+from ocr_phases.view.data import markdown_html
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
 from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TokenStrip
 
@@ -242,3 +244,58 @@ def test_the_scripts_of_a_report_have_no_comments():
     assert "/*" not in script
     assert not re.search(r"^\s*//", script, re.MULTILINE)
     assert "class View extends Linked" in script
+
+
+#: The elements that Markdown is rendered to; any other one would be the text's own.
+MARKDOWN_ELEMENTS = {"p", "br", "hr", "h3", "h4", "h5", "h6", "em", "strong", "code", "pre"}
+MARKDOWN_ELEMENTS |= {"ul", "ol", "li", "blockquote"}
+MARKDOWN_ELEMENTS |= {"table", "thead", "tbody", "tr", "td", "th"}
+#: What of a text may stand in an attribute: a cell's spans and the name of a block's language.
+MARKDOWN_ATTRIBUTES = {"colspan", "rowspan", "class"}
+#: Pieces of which an element, an attribute or a table can be put together.
+PIECES = [*"<>/='\"| \n", "td", "table", "tr", "script", "onload", "a", "&lt;"]
+
+#: What a page could make a model write, with the elements that it may turn into.
+HOSTILE = {
+    "an element": ("<script>alert(1)</script>", {"p"}),
+    "a handler": ("# <b onmouseover=alert(1)>x</b>", {"h3"}),
+    "a link": ("[a](javascript:alert(1)) ![b](http://x.example/y.png)", {"p"}),
+    "an address": ("<http://x.example> http://x.example a@x.example", {"p"}),
+    "code": ("`<u>`\n\n```html\n<i>\n```", {"p", "code", "pre"}),
+    "a formula": ("$$<svg onload=alert(1)>$$", {"p"}),
+    "a cell of Markdown": (
+        "|a|\n|-|\n|<img src=x onerror=alert(1)>|",
+        {"table", "thead", "tbody", "tr", "th", "td"},
+    ),
+    "an attribute of a cell": (
+        "<table onload=x><tr><td onclick=alert(1) style='position:fixed'>a</td></tr></table>",
+        {"table", "tr", "td"},
+    ),
+    "an element in a cell": (
+        "<table><tr><td>a<script>alert(1)</script></td></tr></table>",
+        {"table", "tr", "td"},
+    ),
+    "an escaped element in a cell": (
+        "<table><tr><td>&lt;script&gt;alert(1)&lt;/script&gt;</td></tr></table>",
+        {"table", "tr", "td"},
+    ),
+    "a span that ends early": (
+        "<table><tr><th rowspan='3\" onload=\"alert(1)'>a</th></tr></table>",
+        {"table", "tr", "th"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_model_wrote_is_text_and_no_element_of_the_page(name):
+    text, allowed = HOSTILE[name]
+    for tag, attributes in Elements(markdown_html(text)).found:
+        assert tag in allowed
+        assert set(attributes) <= MARKDOWN_ATTRIBUTES
+
+
+@given(st.lists(st.sampled_from(PIECES)))
+def test_no_text_becomes_another_element_or_attribute(pieces):
+    for tag, attributes in Elements(markdown_html("".join(pieces))).found:
+        assert tag in MARKDOWN_ELEMENTS
+        assert set(attributes) <= MARKDOWN_ATTRIBUTES

@@ -80,9 +80,9 @@ def described_by(device: str) -> dict[str, Any]:
     counter.
     """
     conditions = Conditions(device)
-    with conditions.of(0):
+    with conditions.during(0):
         pass
-    return conditions.described()
+    return conditions.describe()
 
 
 def test_a_card_tells_its_state(nvml: Nvml) -> None:

@@ -210,7 +210,7 @@ def test_the_guide_s_processes_run_a_notebook_for_each_page(scans):
     """They show a record: that the model is kept in a process is tested above."""
     script = guide_script("ProcessPoolExecutor")
     # One process is enough, and loads its libraries once.
-    script = script.replace("Executor(2,", "Executor(1,")
+    script = script.replace("PROCESSES = 2", "PROCESSES = 1")
     (scans / "measure.py").write_text(script.replace('"model": "tiny"', '"record": "record.json"'))
     done = subprocess.run(
         [sys.executable, "measure.py"], cwd=scans, capture_output=True, text=True, check=True

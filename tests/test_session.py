@@ -30,7 +30,7 @@ from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.live_checks import HostWaits, host_syncs_check
 from ocr_phases.measure.request import recorded_settings
 from ocr_phases.measure.trace import reduce_trace
-from ocr_phases.models.load import TokenReader, load_tokenizer
+from ocr_phases.models.tokenizers import TokenReader, load_tokenizer
 from ocr_phases.record.parts import KernelsFailed, make_kernels, to_plain
 
 RECEIPT = PAGES / "receipt.png"

@@ -13,7 +13,7 @@ from elements import seen
 from example_run import make_run
 from matplotlib.text import Text
 from surface import page_section
-from test_one_value import NUMBER, number
+from test_one_value import NUMBER, Shown
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.cards import key_metrics_text
@@ -69,7 +69,7 @@ def agrees(share, part, whole):
     """Whether three printed numbers may be a share, a part and a whole, each within its last
     digit.
     """
-    (share, near), (part, off), (whole, wide) = map(number, (share, part, whole))
+    (share, near), (part, off), (whole, wide) = map(Shown.of_text, (share, part, whole))
     low, high = (part - off) / (whole + wide), (part + off) / max(whole - wide, 1e-12)
     return low - near - 1e-9 <= share <= high + near + 1e-9
 
@@ -118,8 +118,8 @@ def test_vision_beside_the_prefill(name):
     # The bar shows the same part, and with the rest it is the same whole.
     bar = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(phase_bar(run)), re.MULTILINE))
     assert bar["vision"] == card[1]
-    parts = [number(bar[piece])[0] for piece in ("vision", "rest of the prefill")]
-    whole, wide = number(card[2])
+    parts = [Shown.of_text(bar[piece]).value for piece in ("vision", "rest of the prefill")]
+    whole, wide = Shown.of_text(card[2])
     assert sum(parts) == pytest.approx(whole, abs=wide + 0.005 * whole)
     # No stage of vision has a larger share than vision, and the language model none than the rest.
     table = stage_table(run).query("phase == 'prefill'").set_index("stage")["share"]
@@ -153,7 +153,7 @@ def test_the_larger_phase_beside_the_page(name):
     if phase == "Decode":
         assert agrees(share, keys["decode"], page)
     # What is drawn is as long as the shares say: the bar's thousand is the page's time.
-    together = sum(number(ms)[0] for ms in keys.values())
+    together = sum(Shown.of_text(ms).value for ms in keys.values())
     widths = [
         float(width)
         for width in re.findall(r'<rect fill="[^"]+" x="[\d.]+" y="0" width="([\d.]+)"', bar)

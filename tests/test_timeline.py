@@ -90,9 +90,9 @@ def test_peak_memory_sees_a_large_block():
     grown = []
     for _ in range(3):  # a system that takes back idle pages meanwhile hides a part of it
         memory = PeakMemory("cpu")
-        with memory.of("small"):
+        with memory.during("small"):
             pass
-        with memory.of("large"):
+        with memory.during("large"):
             block = torch.ones(64 * 2**20, dtype=torch.uint8)
         grown.append(memory.peaks["large"] - memory.peaks["small"])
     assert max(grown) >= 0.9 * block.numel()

@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 
 from ocr_phases.models.growth import MOST_GROWTH, check_growth
-from ocr_phases.models.load import load_tokenizer
+from ocr_phases.models.tokenizers import load_tokenizer
 from ocr_phases.versions import asset
 
 

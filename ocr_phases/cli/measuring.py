@@ -78,7 +78,7 @@ class ShownText:
     """Writes the text of a measurement's first run to stderr while it is made, a line at a time.
 
     Whole lines stand above the bar, which stays the last line. ``read`` gives the text that an id
-    adds (`ocr_phases.models.load.TokenReader`).
+    adds (`ocr_phases.models.tokenizers.TokenReader`).
     """
 
     def __init__(self, read: Callable[[int], str]) -> None:
@@ -202,7 +202,7 @@ def measure(
 
 def _shown_text(session: OCRSession | ServerSession) -> ShownText:
     """What shows the text while this session's model makes it."""
-    from ocr_phases.models.load import TokenReader
+    from ocr_phases.models.tokenizers import TokenReader
     from ocr_phases.session.session import OCRSession
 
     if not isinstance(session, OCRSession):

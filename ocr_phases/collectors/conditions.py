@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import psutil
@@ -18,13 +18,14 @@ from ocr_phases.collectors.energy import EnergyMeter
 from ocr_phases.collectors.nvml import Card
 from ocr_phases.models.devices import device_of, usable_cores
 
-_LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
+#: The processors' counts move in ticks of 10 ms: for a shorter time they say nothing.
+_LEAST_CORES_S = 0.2
 
 
 class Conditions:
-    """Collects what the host did in each repeat (`of`).
+    """Collects what the host and its GPU did in each repeat: enter `during` around it.
 
-    `described` is the record's part about it.
+    `describe` gives the record's part about it.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -42,16 +43,19 @@ class Conditions:
         self._energy = EnergyMeter(self._device)
 
     @contextlib.contextmanager
-    def of(self, repeat: int) -> Iterator[None]:
-        """Around one repeat; one that did not end is not kept."""
+    def during(self, repeat: int) -> Iterator[None]:
+        """Count what happens in a ``with`` block, which is one repeat.
+
+        A repeat that an error ended is not kept.
+        """
         before = _Counts.now()
         self._energy.mark()
         yield
         after = _Counts.now()
         self._energy.mark()
-        self._repeats.append({"repeat": repeat, **_between(before, after)})
+        self._repeats.append({"repeat": repeat, **_repeat_entries(before, after)})
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """``repeats``, a dict each; ``gpu``, its state before and after; ``energy``.
 
         ``gpu`` is None on a CPU. ``missing`` says there why nothing tells of a GPU.
@@ -61,7 +65,7 @@ class Conditions:
             gpu = {"before": self._before, "after": gpu_state(self._card)}
         elif self._card_missing:
             gpu = {"before": None, "after": None, "missing": self._card_missing}
-        return {"repeats": self._repeats, "gpu": gpu, "energy": self._energy.described()}
+        return {"repeats": self._repeats, "gpu": gpu, "energy": self._energy.describe()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class _Counts:
     @classmethod
     def now(cls) -> _Counts:
         cores = pd.DataFrame(psutil.cpu_times(percpu=True)).reindex(list(usable_cores())).sum()
-        threads_s, waited_s = _thread_seconds()
+        threads = _thread_seconds()
         return cls(
             # Guests are counted among the users already.
             cores_s=cores.sum() - cores.get("guest", 0.0) - cores.get("guest_nice", 0.0),
@@ -88,13 +92,13 @@ class _Counts:
             steal_s=cores.get("steal", 0.0),
             wall_s=perf_counter(),
             cpu_s=process_time(),
-            threads_s=threads_s,
-            waited_s=waited_s,
+            threads_s=threads.ran_s,
+            waited_s=threads.waited_s,
             load=psutil.getloadavg()[0],
         )
 
 
-def _between(before: _Counts, after: _Counts) -> dict[str, float | None]:
+def _repeat_entries(before: _Counts, after: _Counts) -> dict[str, float | None]:
     """The entries of one repeat: seconds, shares of all cores, and load averages."""
     cpu_s = after.cpu_s - before.cpu_s
     cores_s = after.cores_s - before.cores_s
@@ -124,13 +128,19 @@ def _between(before: _Counts, after: _Counts) -> dict[str, float | None]:
     return {**values, "load_start": before.load, "load_end": after.load}
 
 
-def _thread_seconds() -> tuple[dict[int, float], float | None]:
-    """Seconds that each other Python thread of this process has run, by its id, and that all have
-    waited.
+class _ThreadSeconds(NamedTuple):
+    """What the scheduler has counted of the threads of this process.
 
-    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is
-    None.
+    ``ran_s`` has each other Python thread by its id. ``waited_s`` is how long all threads wanted to
+    run and could not; None where nothing counts it.
     """
+
+    ran_s: dict[int, float]
+    waited_s: float | None
+
+
+def _thread_seconds() -> _ThreadSeconds:
+    """Read the scheduler's counts, which Linux shows in ``schedstat``: run time and run delay."""
     others = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
     ran_s: dict[int, float] = {}
     waited_ns = 0
@@ -141,7 +151,9 @@ def _thread_seconds() -> tuple[dict[int, float], float | None]:
             waited_ns += delay_ns
             if int(path.parent.name) in others:
                 ran_s[int(path.parent.name)] = run_ns / 1e9
-    return ran_s, waited_ns / 1e9 if waited_ns else None
+    # Without the counts there is no file, and where the kernel does not keep them they are zeros.
+    waited_s = waited_ns / 1e9 if waited_ns else None
+    return _ThreadSeconds(ran_s, waited_s)
 
 
 def gpu_state(card: Card) -> dict[str, int | None]:

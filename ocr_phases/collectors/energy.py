@@ -16,7 +16,8 @@ from ocr_phases.models.devices import device_of
 
 #: Where Linux shows the counters of a host's CPUs.
 POWERCAP = Path("/sys/class/powercap")
-_LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
+#: The shortest window in seconds that a figure is given for: NVML's counter moves every 100 ms.
+_LEAST_ENERGY_S = 1.0
 
 
 class EnergyCounter(Protocol):
@@ -48,14 +49,15 @@ class EnergyMeter:
 
     def mark(self) -> None:
         """Read the counters now."""
-        if not self.missing:
-            self._times.append(perf_counter())
-            try:
-                self._readings.append(self._counter.read())
-            except OSError as error:
-                self.missing = str(error)
+        if self.missing:
+            return
+        self._times.append(perf_counter())
+        try:
+            self._readings.append(self._counter.read())
+        except OSError as error:
+            self.missing = str(error)
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """``seconds`` of all runs, ``run_joules`` of each and ``idle_w``; or ``missing``."""
         if self.missing:
             return {"missing": self.missing}
@@ -69,7 +71,11 @@ class EnergyMeter:
 
 
 def joules_between(readings: Sequence[list[float]], ranges: list[float]) -> float:
-    """What all counters together grew by, from the first reading to the last."""
+    """The joules that all counters together grew by, from the first reading to the last.
+
+    A counter that began again at zero between two readings has gone once through its range of
+    ``ranges``.
+    """
     return float(np.mod(np.diff(readings, axis=0), ranges).sum())
 
 
@@ -108,7 +114,7 @@ class CardCounter:
         self._card.joules()
 
     def read(self) -> list[float]:
-        """One counter."""
+        """The joules of the card since its driver was loaded, as the only entry."""
         return [self._card.joules()]
 
 
@@ -124,7 +130,7 @@ class PackageCounters:
         self.ranges = self._joules_in("max_energy_range_uj")
 
     def read(self) -> list[float]:
-        """powercap counts microjoules."""
+        """The joules of each package. The files count microjoules."""
         return self._joules_in("energy_uj")
 
     def _joules_in(self, name: str) -> list[float]:

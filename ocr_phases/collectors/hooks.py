@@ -35,13 +35,15 @@ def stage_hooks(
     open_spans: dict[str, Span] = {}
     views_left = {part.stage: list(views) for part in parts if part.role in VISION_ROLES}
 
-    def before(part: TimedPart, module: nn.Module, args: Any) -> None:
+    def begin_stage(part: TimedPart, module: nn.Module, args: Any) -> None:
         if part.role == "language" and _FUSION in open_spans:
             timeline.end(open_spans.pop(_FUSION))
-        view = views_left[part.stage].pop(0) if views_left.get(part.stage) else ""
+        view = ""
+        if views_left.get(part.stage):
+            view = views_left[part.stage].pop(0)
         open_spans[part.stage] = timeline.begin(part.stage, view)
 
-    def after(part: TimedPart, module: nn.Module, args: Any, output: Any) -> None:
+    def end_stage(part: TimedPart, module: nn.Module, args: Any, output: Any) -> None:
         timeline.end(open_spans.pop(part.stage))
         if part.role == "projector" and views:
             timeline.vectors += prod(output.shape[:-1])
@@ -50,8 +52,8 @@ def stage_hooks(
 
     with contextlib.ExitStack() as hooks:
         for part in parts:
-            hooks.enter_context(part.first.register_forward_pre_hook(partial(before, part)))
-            hooks.enter_context(part.last.register_forward_hook(partial(after, part)))
+            hooks.enter_context(part.first.register_forward_pre_hook(partial(begin_stage, part)))
+            hooks.enter_context(part.last.register_forward_hook(partial(end_stage, part)))
         yield
 
 
@@ -61,8 +63,9 @@ def generate_ranges(
 ) -> Iterator[None]:
     """NVTX ranges of the phases of a ``generate()`` that a ``with`` block calls once.
 
-    The range ``prefill`` reaches from the begin of the block, because a class may encode its images
-    before its first forward, to the end of that forward. It has a range for each of its stages.
+    The range ``prefill`` reaches from the beginning of the block, because a class may encode its
+    images before its first forward, to the end of that forward. It has a range for each of its
+    stages.
     What follows is the range ``decode``, which ends with the block and has none inside: hooks in
     each step would slow down what is measured. The record gets no spans of them, because
     ``generate()`` is recorded as one phase. ``views`` are those of `stage_hooks`.
@@ -89,12 +92,12 @@ def layer_hooks(model: nn.Module, check: Callable[[], None]) -> Iterator[None]:
     For eager runs on a CPU, where a prefill takes seconds. A check takes a microsecond.
     """
 
-    def before(module: nn.Module, args: Any) -> None:
+    def check_before(module: nn.Module, args: Any) -> None:
         check()
 
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
                 for layer in module:
-                    hooks.enter_context(layer.register_forward_pre_hook(before))
+                    hooks.enter_context(layer.register_forward_pre_hook(check_before))
         yield

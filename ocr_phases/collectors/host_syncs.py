@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-_SYNC = "called a synchronizing CUDA operation"  # torch's words
+#: How torch words its warning of a wait.
+_SYNC = "called a synchronizing CUDA operation"
 
 
 @contextlib.contextmanager
-def host_syncs_noted(waits: list[str]) -> Iterator[None]:
+def note_host_syncs(waits: list[str]) -> Iterator[None]:
     """Put a message into ``waits`` for each wait of a ``with`` block; other warnings are shown.
 
     The mode does not see a ``synchronize()``. Its warnings take time, so it is on in no timed run.
@@ -21,7 +22,7 @@ def host_syncs_noted(waits: list[str]) -> Iterator[None]:
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # torch says once that the mode misses some.
+        # torch warns once that the mode misses some waits: the docstring above says so.
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         warnings.filterwarnings("always", message=_SYNC)
         show_other = warnings.showwarning

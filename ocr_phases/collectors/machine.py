@@ -12,7 +12,10 @@ from ocr_phases.models.devices import device_of, usable_cores
 from ocr_phases.models.host import host_name, text_in_file
 from ocr_phases.versions import __version__, code_hash, git_state
 
-_CODE = code_hash()  # while the modules are loaded, not when they may have been edited
+# Taken as this module is imported: later the files may have been edited, but not what runs.
+_CODE = code_hash()
+#: What ``/proc/driver/nvidia/version`` says before the driver's version.
+_DRIVER_VERSION = r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)"
 
 
 def now() -> str:
@@ -25,20 +28,20 @@ def versions() -> dict[str, Any]:
     import tokenizers
     import transformers
 
-    hip = {"hip": torch.version.hip} if torch.version.hip else {}  # AMD's own version of CUDA
-    driver = r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)"
-    return {
+    versions: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
         "cuda": torch.version.cuda,
-        **hip,
-        "driver": text_in_file(driver, "/proc/driver/nvidia/version"),
+        "driver": text_in_file(_DRIVER_VERSION, "/proc/driver/nvidia/version"),
         "ocr_phases": __version__,
         "code": _CODE,
         "git": git_state(),
     }
+    if torch.version.hip:  # what AMD has in place of CUDA
+        versions["hip"] = torch.version.hip
+    return versions
 
 
 def describe_device(device: torch.device | str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ocr_phases.models.devices import device_of
 
 
 class PeakMemory:
-    """Peak memory of each phase of one run: enter `of` around a phase, then read ``peaks``.
+    """Peak memory of each phase of one run: enter `during` around a phase, then read ``peaks``.
 
     ``peaks`` has bytes by the name of the phase. ``source`` says what is counted: the peak of the
     CUDA allocator, or on Linux CPUs the process's high-water mark, which counts everything
@@ -21,13 +21,14 @@ class PeakMemory:
     def __init__(self, device: torch.device | str) -> None:
         self._device = device_of(device)
         self.peaks: dict[str, int] = {}
-        counted = self._device.peak_bytes() is not None
-        self.source = self._device.peak_source if counted else None
+        self.source: str | None = None
+        if self._device.peak_bytes() is not None:
+            self.source = self._device.peak_source
 
     @contextlib.contextmanager
-    def of(self, phase: str) -> Iterator[None]:
+    def during(self, phase: str) -> Iterator[None]:
         """Keep the peak of a ``with`` block as that of ``phase``."""
-        self._device.peak_bytes()  # from here on
+        self._device.peak_bytes()  # the next call then gives the peak from here on
         yield
         peak = self._device.peak_bytes()
         if peak is not None:

@@ -27,8 +27,9 @@ class Card:
             raise OSError(f"NVML: {error}") from error
 
     def joules(self) -> float:
-        """The energy that the card has used since its driver was loaded; OSError without a
-        counter.
+        """The energy that the card has used since its driver was loaded.
+
+        Raises OSError where the card has no counter of it.
         """
         try:
             millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
@@ -38,30 +39,37 @@ class Card:
 
     def sm_mhz(self) -> int | None:
         """The clock of its multiprocessors now, in MHz."""
-        return self._count(self._nvml.nvmlDeviceGetClockInfo, self._nvml.NVML_CLOCK_SM)
+        return self._ask(self._nvml.nvmlDeviceGetClockInfo, self._nvml.NVML_CLOCK_SM)
 
     def max_sm_mhz(self) -> int | None:
         """The highest clock of its multiprocessors, in MHz."""
-        return self._count(self._nvml.nvmlDeviceGetMaxClockInfo, self._nvml.NVML_CLOCK_SM)
+        return self._ask(self._nvml.nvmlDeviceGetMaxClockInfo, self._nvml.NVML_CLOCK_SM)
 
     def throttle_reasons(self) -> int | None:
         """Why its clocks are as they are: a bit mask of NVML's."""
-        return self._count(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
 
     def utilization(self) -> int | None:
         """Per cent of the last moments in which a kernel ran."""
-        rates = self._count(self._nvml.nvmlDeviceGetUtilizationRates)
-        return None if rates is None else rates.gpu
+        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
+        if rates is None:
+            return None
+        return rates.gpu
 
     def compute_processes(self) -> int | None:
         """How many processes compute on it."""
-        processes = self._count(self._nvml.nvmlDeviceGetComputeRunningProcesses)
-        return None if processes is None else len(processes)
+        processes = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        if processes is None:
+            return None
+        return len(processes)
 
-    def _count(self, counter: Callable[..., _Answer], *arguments: int) -> _Answer | None:
-        """What a counter of the card shows; None where the card or its driver does not have it."""
+    def _ask(self, question: Callable[..., _Answer], *arguments: int) -> _Answer | None:
+        """What NVML's function ``question`` tells of the card.
+
+        It is None where the card or its driver does not tell it.
+        """
         try:
-            return counter(self._handle, *arguments)
+            return question(self._handle, *arguments)
         except self._nvml.NVMLError:
             return None
 

@@ -11,8 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nvtx
 import pandas as pd
@@ -25,7 +24,8 @@ from ocr_phases.record import make_spans
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record.
+#: Decimals of a time in ms: clocks tick in nanoseconds, and digits beyond them would fill half of
+#: a record.
 _DECIMALS = 6
 #: What is entered around a phase of that name.
 Around = Callable[[str], AbstractContextManager[Any]]
@@ -39,7 +39,7 @@ class Span:
     stage: str
     view: str
     step: int | None
-    profiled: Any = None
+    profiler_range: Any = None
     start: Mark = (None, 0.0)
     end: Mark = (None, 0.0)
 
@@ -63,7 +63,8 @@ class Timeline(Hinted):
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
-        self.vectors = 0  # that the projector made in the prefill
+        #: How many vectors the projector made in the prefill.
+        self.vectors = 0
         self._origin = self._clock.mark()
 
     def begin(self, stage: str, view: str = "") -> Span:
@@ -72,21 +73,22 @@ class Timeline(Hinted):
         nvtx.push_range(stage)
         if torch.autograd._profiler_enabled():
             # torch's profiler does not show NVTX ranges.
-            span.profiled = torch.profiler.record_function(stage)
-            span.profiled.__enter__()
+            span.profiler_range = torch.profiler.record_function(stage)
+            span.profiler_range.__enter__()
         self._open.append(span)
         span.start = self._clock.mark()
         return span
 
     def end(self, span: Span) -> None:
-        """Close ``span`` and whatever is still open inside it; a span already closed stays as it
-        is.
+        """Close ``span`` and whatever is still open inside it.
+
+        A span that is closed already stays as it is.
         """
         while span in self._open:
             inner = self._open.pop()
             inner.end = self._clock.mark()
-            if inner.profiled is not None:
-                inner.profiled.__exit__(None, None, None)
+            if inner.profiler_range is not None:
+                inner.profiler_range.__exit__(None, None, None)
             nvtx.pop_range()
             self.closed.append(inner)
 
@@ -107,11 +109,12 @@ class Timeline(Hinted):
         self.phase = phase
         self.step = step
         try:
-            with (
-                contextlib.nullcontext() if stage else self.around(phase),
-                self.span(stage or phase),
-            ):
-                yield
+            if stage:
+                with self.span(stage):
+                    yield
+            else:
+                with self.around(phase), self.span(phase):
+                    yield
         finally:
             self.phase = phase_before
             self.step = step_before
@@ -124,8 +127,10 @@ class Timeline(Hinted):
         self._device.synchronize()
         rows = []
         for span in sorted(self.closed, key=lambda span: span.start[1]):
-            times = zip(_ms(self._origin, span.start), _ms(span.start, span.end), strict=True)
-            rows.append((repeat, span.phase, span.stage, span.view, span.step, *chain(*times)))
+            start = _ms_between(self._origin, span.start)
+            length = _ms_between(span.start, span.end)
+            times = (start.device, length.device, start.host, length.host)
+            rows.append((repeat, span.phase, span.stage, span.view, span.step, *times))
         return rows
 
     def table(self) -> pd.DataFrame:
@@ -157,8 +162,9 @@ class Timeline(Hinted):
 
 
 class NoTimeline(Timeline):
-    """Collects nothing: for warm-up, for callers without interest in times, and to price the
-    collectors.
+    """Collects nothing.
+
+    It is for a warm-up, for callers that want no times, and for measuring what collecting costs.
     """
 
     @contextlib.contextmanager
@@ -167,11 +173,18 @@ class NoTimeline(Timeline):
         yield
 
 
-def _ms(start: Mark, end: Mark) -> tuple[float, float]:
-    """From one mark to another by the device's clock and by the host's; both are the CPU's own."""
+class _Milliseconds(NamedTuple):
+    """The time between two marks, by the device's clock and by the host's."""
+
+    device: float
+    host: float
+
+
+def _ms_between(start: Mark, end: Mark) -> _Milliseconds:
+    """The time from one mark to another. On a CPU both clocks are the host's."""
     start_event, start_s = start
     end_event, end_s = end
     host_ms = round((end_s - start_s) * 1e3, _DECIMALS)
     if start_event is None or end_event is None:
-        return host_ms, host_ms
-    return round(start_event.elapsed_time(end_event), _DECIMALS), host_ms
+        return _Milliseconds(host_ms, host_ms)
+    return _Milliseconds(round(start_event.elapsed_time(end_event), _DECIMALS), host_ms)

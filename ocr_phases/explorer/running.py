@@ -210,7 +210,7 @@ def _measure(job: Job, live: Live) -> PhaseRun:
     live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
     from ocr_phases.measure.memory_fit import fit
-    from ocr_phases.models.load import TokenReader
+    from ocr_phases.models.tokenizers import TokenReader
     from ocr_phases.session.kept import kept_session
     from ocr_phases.steps.preparing import announcements_to
 

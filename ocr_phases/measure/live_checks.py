@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.host_syncs import host_syncs_noted
+from ocr_phases.collectors.host_syncs import note_host_syncs
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
@@ -155,11 +155,11 @@ class Watch:
     def of(self, phase: str) -> Iterator[None]:
         """Watch a ``with`` block, which is one phase."""
         look = self._look_at_step if phase == "decode" else self._look
-        with self.memory.of(phase), contextlib.ExitStack() as watching:
+        with self.memory.during(phase), contextlib.ExitStack() as watching:
             if phase in self.looks:
                 watching.enter_context(self.model.register_forward_pre_hook(look, with_kwargs=True))
             if phase == "decode" and self.waits is not None:
-                watching.enter_context(host_syncs_noted(self.waits))
+                watching.enter_context(note_host_syncs(self.waits))
             yield
 
     def _look(self, module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:

@@ -50,8 +50,9 @@ from ocr_phases.measure.runs import (
 )
 from ocr_phases.measure.verdicts import one_sentence, unknown_check
 from ocr_phases.models.devices import cpu_threads, device_of
-from ocr_phases.models.load import Checkpoint, TokenReader
+from ocr_phases.models.load import Checkpoint
 from ocr_phases.models.text_model import position_limit
+from ocr_phases.models.tokenizers import TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
@@ -248,7 +249,7 @@ class Measurement:
                 if number < 0:  # a warm-up is not recorded
                     self._run_once(request, number, on_new_tokens)
                     continue
-                with conditions.of(number):
+                with conditions.during(number):
                     repeat = self._run_once(request, number, on_new_tokens)
                 self.repeats.append(repeat)
                 self.loaded_model.warm_shapes.add(self._shapes())
@@ -591,7 +592,7 @@ class Measurement:
     def _device_part(self) -> DevicePart:
         conditions = None
         if self.conditions is not None:
-            conditions = make_part(ConditionsPart, self.conditions.described())
+            conditions = make_part(ConditionsPart, self.conditions.describe())
         return msgspec.structs.replace(
             make_part(DevicePart, machine.describe_device(self.device)),
             threads=self.threads,

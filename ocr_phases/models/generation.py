@@ -18,7 +18,7 @@ SAMPLING = (
     "no_repeat_ngram_size",
 )
 #: Entries that are applied as they are, by transformers' own logits processors.
-RULES = (
+TOKEN_RULES = (
     "suppress_tokens",
     "begin_suppress_tokens",
     "bad_words_ids",
@@ -152,13 +152,13 @@ def generation_defaults(model: Any, config: Mapping[str, Any]) -> GenerationDefa
         end_tokens=end_tokens,
         own_end_tokens=tuple(_ids(settings.get("eos_token_id"))),
         sampling=_sampling(settings),
-        rules={name: settings[name] for name in RULES if settings.get(name)},
+        rules={name: settings[name] for name in TOKEN_RULES if settings.get(name)},
     )
 
 
 def _refuse_unless_applied(name: str, value: Any) -> None:
     """Raise `OcrPhasesError` for an entry that is not applied and may change the tokens."""
-    if name in SAMPLING or name in RULES or name in HARMLESS:
+    if name in SAMPLING or name in TOKEN_RULES or name in HARMLESS:
         return
     if not _changes_nothing(name, value):
         raise OcrPhasesError(

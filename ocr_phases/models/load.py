@@ -1,7 +1,8 @@
 """A name (tiny, dummy, a folder, a hub id), or a model at hand, to a loaded checkpoint.
 
 Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as
-JSON, weights as safetensors, and the tokenizer from ``tokenizer.json``.
+JSON, weights as safetensors, and the tokenizer from ``tokenizer.json``
+(`ocr_phases.models.tokenizers`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,12 @@ import torch
 
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.families import FamilyFacts, facts_of
-from ocr_phases.families.config import TokenizerLabels, read_model_config
+from ocr_phases.families.config import read_model_config
 from ocr_phases.models.anyclass import any_class, any_config, is_of_another_class
 from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.dummies import BUILT_IN_PRESET, dummy_config, dummy_family
-from ocr_phases.models.folders import (
-    download,
-    local_folder,
-    read_config,
-    read_json,
-)
+from ocr_phases.models.folders import download, local_folder, read_config
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
-from ocr_phases.models.growth import check_growth
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.neutral import (
     NeutralPacker,
@@ -40,8 +34,13 @@ from ocr_phases.models.neutral import (
     with_possible_ids,
 )
 from ocr_phases.models.processors import PagePacker, image_token_id, load_processor
-from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.text_model import end_token_of_config
+from ocr_phases.models.tokenizers import (
+    check_tokenizer,
+    image_token_of,
+    load_any_tokenizer,
+    load_tokenizer,
+)
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
     choose_attention,
@@ -63,13 +62,12 @@ from ocr_phases.models.wiring import (
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset, folder_hash
 
-SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
-ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 #: The source of a checkpoint that `adopt` made.
 AT_HAND = "a model at hand"
-#: Those of ``tiny`` and of ``dummy``.
-BUILT_IN, RANDOM = "built-in", "random weights"
-_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
+#: The source of ``tiny``.
+BUILT_IN = "built-in"
+#: The source of ``dummy``.
+RANDOM = "random weights"
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Checkpoint:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkpoint:
+def load_checkpoint(settings: ModelSettings, *, local_only: bool = False) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id; with ``local_only`` a
     folder.
 
@@ -137,30 +135,30 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is
     wrong.
     """
-    if asked.family is not None:
+    if settings.family is not None:
         raise OcrPhasesError(
-            f"Only a server is told its model's family, and {asked.model} is loaded here: drop "
-            f"family={asked.family!r}."
+            f"Only a server is told its model's family, and {settings.model} is loaded here: drop "
+            f"family={settings.family!r}."
         )
-    asked = replace(asked, device=resolve_device(asked.device))
-    is_vendor = asked.implementation == "vendor"
+    settings = replace(settings, device=resolve_device(settings.device))
+    is_vendor = settings.implementation == "vendor"
     if is_vendor:
-        check_request(asked)
-    elif asked.cuda_calls != "refuse":
+        check_request(settings)
+    elif settings.cuda_calls != "refuse":
         raise SettingError(
             "cuda_calls",
             "{cuda_calls} is for {vendor}: native calls no .cuda().",
             cuda_calls=Keyword("cuda_calls"),
             vendor=Keyword("implementation", "vendor"),
         )
-    source = _find_source(asked, local_only)
-    if is_any_dummy(asked.model):
-        return _load_any_random(asked, source)
+    source = _find_source(settings, local_only)
+    if is_any_dummy(settings.model):
+        return _load_any_random(settings, source)
     if source.origin == RANDOM:
-        return _load_random(asked, source)
+        return _load_random(settings, source)
     if is_vendor:
-        return _load_vendor(asked, source)
-    return _load_native(asked, source)
+        return _load_vendor(settings, source)
+    return _load_native(settings, source)
 
 
 @dataclass(frozen=True)
@@ -177,9 +175,9 @@ class _Source:
     revision: str
 
 
-def _find_source(asked: ModelSettings, local_only: bool) -> _Source:
+def _find_source(settings: ModelSettings, local_only: bool) -> _Source:
     """The folder of a model by its name; `OcrPhasesError` where there is none."""
-    name = asked.model
+    name = settings.model
     if not local_only:
         if name == "tiny":
             return _Source(asset("data", "tiny"), name, BUILT_IN, "")
@@ -188,20 +186,20 @@ def _find_source(asked: ModelSettings, local_only: bool) -> _Source:
     folder = local_folder(name, local_only=local_only)
     if folder is not None:
         return _Source(folder, folder.name, str(folder), "")
-    folder = download(name, asked.revision, code=asked.implementation == "vendor")
+    folder = download(name, settings.revision, code=settings.implementation == "vendor")
     return _Source(folder, name, str(folder), folder.name)
 
 
-def _load_random(asked: ModelSettings, source: _Source) -> Checkpoint:
+def _load_random(settings: ModelSettings, source: _Source) -> Checkpoint:
     """``dummy``: a family's native class with random weights, whose text is noise."""
-    family = dummy_family(asked.model)
-    config = dummy_config(asked.model)
+    family = dummy_family(settings.model)
+    config = dummy_config(settings.model)
     tokenizer = load_tokenizer(source.folder)
     with quiet_loading():
-        model = random_model(family, native_config(config), asked)
+        model = random_model(family, native_config(config), settings)
     return _checked(
         Checkpoint(
-            model=model.to(asked.device).eval(),
+            model=model.to(settings.device).eval(),
             tokenizer=tokenizer,
             family=family,
             interface=interface_of(model),
@@ -210,26 +208,26 @@ def _load_random(asked: ModelSettings, source: _Source) -> Checkpoint:
             revision=source.revision,
             config=config,
             image_token_id=config["image_token_id"],
-            device=asked.device,
-            dtype=resolve_dtype(asked.dtype, asked.device),
+            device=settings.device,
+            dtype=resolve_dtype(settings.dtype, settings.device),
             default_ignore_eos=True,
         )
     )
 
 
-def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
+def _load_any_random(settings: ModelSettings, source: _Source) -> Checkpoint:
     """``dummy:CLASS`` or ``dummy:path/to/config.json``: random weights, and prompts of its own.
 
     The prompts are those of the processor whose files lie beside the config, else neutral ones.
     """
-    entries, folder = dummy_source(asked.model)
+    entries, folder = dummy_source(settings.model)
     model_class = any_class(entries)
-    dtype = resolve_dtype(asked.dtype, asked.device)
+    dtype = resolve_dtype(settings.dtype, settings.device)
     config = with_possible_ids(any_config(model_class, entries))
     with quiet_loading():
-        tell_what_it_takes(asked.model, model_class, config, dtype, asked.device)
-        attention = chosen_attention_of_parts(model_class, asked)
-        model = random_weights(model_class, config, asked, attention).to(asked.device).eval()
+        tell_what_it_takes(settings.model, model_class, config, dtype, settings.device)
+        attention = chosen_attention_of_parts(model_class, settings)
+        model = random_weights(model_class, config, settings, attention).to(settings.device).eval()
     interface = interface_of(model)
     packer: PagePacker | NeutralPacker
     if folder is not None and has_own_processor(folder):
@@ -253,7 +251,7 @@ def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
             revision=source.revision,
             config=entries,
             image_token_id=packer.image_token_id,
-            device=asked.device,
+            device=settings.device,
             dtype=dtype,
             default_ignore_eos=True,
             packer=packer,
@@ -261,15 +259,15 @@ def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
     )
 
 
-def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
+def _load_native(settings: ModelSettings, source: _Source) -> Checkpoint:
     """A folder's weights in transformers' class."""
     config = read_config(source.folder)
     if is_of_another_class(config):
-        return _load_any(asked, source, config)
+        return _load_any(settings, source, config)
     family = read_model_config(config).family
     tokenizer = load_tokenizer(source.folder)
-    image_id = image_token(config, tokenizer)
-    dtype = resolve_dtype(asked.dtype, asked.device)
+    image_id = image_token_of(config, tokenizer)
+    dtype = resolve_dtype(settings.dtype, settings.device)
     class_config = native_config({**config, "image_token_id": image_id})
     model_class = native_class(family)
     with quiet_loading():
@@ -277,13 +275,13 @@ def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
             source.folder,
             model_class,
             family.title,
-            choose_attention(model_class, asked),
+            choose_attention(model_class, settings),
             config=class_config,
             dtype=dtype,
         )
     return _checked(
         Checkpoint(
-            model=model.to(asked.device).eval(),
+            model=model.to(settings.device).eval(),
             tokenizer=tokenizer,
             family=family,
             interface=interface_of(model),
@@ -292,14 +290,14 @@ def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
             revision=source.revision or f"sha256:{folder_hash(source.folder)}",
             config=config,
             image_token_id=image_id,
-            device=asked.device,
+            device=settings.device,
             dtype=dtype,
             default_preset=BUILT_IN_PRESET if source.origin == BUILT_IN else None,
         )
     )
 
 
-def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> Checkpoint:
+def _load_any(settings: ModelSettings, source: _Source, config: dict[str, Any]) -> Checkpoint:
     """A folder's weights in the class that transformers has for its ``model_type``."""
     model_class = any_class(config)
     tokenizer = load_any_tokenizer(source.folder)
@@ -307,19 +305,19 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
     class_config = any_config(model_class, config)
     image_id = image_token_id(class_config, processor)
     packer = PagePacker(processor, str(config["model_type"]), image_id)
-    dtype = resolve_dtype(asked.dtype, asked.device)
+    dtype = resolve_dtype(settings.dtype, settings.device)
     with quiet_loading():
         model = load_weights(
             source.folder,
             model_class,
             model_class.__name__,
-            chosen_attention_of_parts(model_class, asked),
+            chosen_attention_of_parts(model_class, settings),
             config=class_config,
             dtype=dtype,
         )
     return _checked(
         Checkpoint(
-            model=_with_end_token(model, tokenizer).to(asked.device).eval(),
+            model=_with_end_token(model, tokenizer).to(settings.device).eval(),
             tokenizer=tokenizer,
             family=facts_of(str(config["model_type"])),
             interface=interface_of(model),
@@ -328,24 +326,24 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
             revision=source.revision or f"sha256:{folder_hash(source.folder)}",
             config=config,
             image_token_id=packer.image_token_id,
-            device=asked.device,
+            device=settings.device,
             dtype=dtype,
             packer=packer,
         )
     )
 
 
-def _load_vendor(asked: ModelSettings, source: _Source) -> Checkpoint:
+def _load_vendor(settings: ModelSettings, source: _Source) -> Checkpoint:
     """A folder's weights in the class that its own Python files have."""
     config = read_config(source.folder)
     tokenizer = load_tokenizer(source.folder)
-    image_id = image_token(config, tokenizer)
+    image_id = image_token_of(config, tokenizer)
     content = folder_hash(source.folder, code=True)
     with quiet_loading():
-        model = load_vendor(source.folder, config, content, asked)
-    model = model.to(asked.device).eval()
+        model = load_vendor(source.folder, config, content, settings)
+    model = model.to(settings.device).eval()
     interface = wired_interface(model)
-    ignores_cuda = asked.cuda_calls == "ignore" and asked.device == "cpu"
+    ignores_cuda = settings.cuda_calls == "ignore" and settings.device == "cpu"
     return _checked(
         Checkpoint(
             model=model,
@@ -357,8 +355,8 @@ def _load_vendor(asked: ModelSettings, source: _Source) -> Checkpoint:
             revision=source.revision or f"sha256:{content}",
             config=config,
             image_token_id=image_id,
-            device=asked.device,
-            dtype=resolve_dtype(asked.dtype, asked.device),
+            device=settings.device,
+            dtype=resolve_dtype(settings.dtype, settings.device),
             cuda_calls="ignore" if ignores_cuda else None,
         )
     )
@@ -407,7 +405,7 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
             source=AT_HAND,
             revision=f"sha256:{_model_hash(model, config)}",
             config=config,
-            image_token_id=image_token(config, tokenizer),
+            image_token_id=image_token_of(config, tokenizer),
             device=str(parameter.device),
             dtype=parameter.dtype,
         )
@@ -473,142 +471,3 @@ def _fingerprint(value: Any) -> str:
         return repr(value)
     values = value.dequantize() if value.is_quantized else value
     return f"{tuple(value.shape)} {value.dtype} {float(values.sum(dtype=torch.float64))}"
-
-
-# -- the tokenizer ---------------------------------------------------------------------------------
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of ``tokenizer.json``, whatever class the folder's label claims.
-
-    Raises `OcrPhasesError` for a file that is missing or none, and as `check_growth` and
-    `check_tokenizer` do.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    path = _tokenizer_file(folder)
-    labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
-    said = {
-        name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)
-    }
-    names = {
-        name: each["content"] if isinstance(each, dict) else each for name, each in said.items()
-    }
-    options = {"tokenizer_file": str(path), "clean_up_tokenization_spaces": False, **names}
-    try:
-        tokenizer = PreTrainedTokenizerFast(**options)
-    except Exception as error:  # the tokenizers library raises no narrower class for a bad file
-        raise OcrPhasesError(f"{path} {_tokenizer_problem(error)}.") from error
-    check_tokenizer(tokenizer, f"in {folder}")
-    return tokenizer
-
-
-def _tokenizer_file(folder: Path) -> Path:
-    """A folder's ``tokenizer.json``; `OcrPhasesError` where it is missing, cut, or grows any
-    text.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise OcrPhasesError(
-            f"{folder} has no tokenizer.json: put the one of the published checkpoint there "
-            "(tokenizer.model, or vocab.json and merges.txt, are not read)."
-        )
-    check_beginning_of(path)
-    check_growth(path)
-    return path
-
-
-def load_any_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a checkpoint of any class, with the special tokens that it names.
-
-    Raises `OcrPhasesError` for a file that is missing or none.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    path = _tokenizer_file(folder)
-    try:
-        # The very class: a label in the folder, or its code, is not looked at.
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises no narrower class for a bad file
-        raise OcrPhasesError(f"{path} {_tokenizer_problem(error)}.") from error
-
-
-def _tokenizer_problem(error: Exception) -> str:
-    """What is wrong with a tokenizer.json that ``error`` came of, and what to do about it."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    # What the library says of a part of a file that is valid JSON, but that this version does not
-    # know.
-    if any(
-        sign in reason
-        for sign in ("untagged enum", "unknown variant", "unknown field", "missing field")
-    ):
-        return (
-            f"has a part that tokenizers {version('tokenizers')}, which is here, does not know "
-            f"({reason}), as files "
-            "of a newer version have: run 'pip install -U tokenizers transformers', or take the "
-            "tokenizer.json of "
-            "the published checkpoint"
-        )
-    remedy = "take the tokenizer.json of the published checkpoint again"
-    return f"is no tokenizer file ({reason}): {remedy}"
-
-
-def check_tokenizer(tokenizer: Any, place: str) -> None:
-    """Raise `OcrPhasesError` where a special token is not one id, or a round trip changes a
-    sentence.
-
-    That has spaces, digits and non-ASCII.
-    """
-    split = [
-        text
-        for text in SPECIAL_TOKENS
-        if len(tokenizer.encode(text, add_special_tokens=False)) != 1
-    ]
-    if split:
-        raise OcrPhasesError(
-            f"The tokenizer {place} splits {', '.join(split)}: it is not DeepSeek-OCR's."
-        )
-    back = tokenizer.decode(tokenizer.encode(ROUND_TRIP, add_special_tokens=False))
-    if back != ROUND_TRIP:
-        raise OcrPhasesError(
-            f"The tokenizer {place} turns {ROUND_TRIP!r} into {back!r}: it is damaged or "
-            f"mislabelled."
-        )
-
-
-class TokenReader:
-    """The text each id adds, one id at a time; joined they are the decoded text, special tokens
-    included.
-
-    A character spread over several tokens belongs to the one that completes it; an id the tokenizer
-    has no text for shows as ``<id>``.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._waiting: list[int] = []
-
-    def read(self, token: int, *, last: bool = False) -> str:
-        """The text ``token`` adds: nothing while a character is incomplete, unless it is the
-        ``last``.
-        """
-        known = token < len(self._tokenizer)
-        if known:
-            self._waiting.append(token)
-        text = self._tokenizer.decode(self._waiting)
-        # A U+FFFD at the end may be the text's own, or what an incomplete character decodes to.
-        if known and not last and text.endswith("\ufffd"):
-            spelled = "".join(self._tokenizer.convert_ids_to_tokens(self._waiting))
-            if not spelled.endswith(_REPLACEMENT):
-                return ""
-        self._waiting = []
-        return text if known else f"{text}<{token}>"
-
-
-def image_token(config: dict[str, Any], tokenizer: Any) -> int:
-    """The id of ``<image>``; `OcrPhasesError` where config.json says another."""
-    found = tokenizer.convert_tokens_to_ids("<image>")
-    said = config.get("image_token_id", found)
-    if said != found:
-        raise OcrPhasesError(f"config.json says image token {said}, the tokenizer says {found}.")
-    return found

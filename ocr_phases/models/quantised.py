@@ -86,11 +86,14 @@ def refuse_quantised_config(
     Where the ``stored`` tensors show that they are not (the entry asks for it to be done while they
     are loaded), the sentence says so.
     """
-    for entry, value in _entries(config):
-        raise OcrPhasesError(
-            f"{place} asks for quantised weights ({entry}: {_method(value)}), which are not run "
-            f"here: {NEXT_STEP}{_what_plain_weights_need(stored, 'take that entry out')}."
-        )
+    first = next(_entries(config), None)
+    if first is None:
+        return
+    entry, value = first
+    raise OcrPhasesError(
+        f"{place} asks for quantised weights ({entry}: {_method(value)}), which are not run "
+        f"here: {NEXT_STEP}{_what_plain_weights_need(stored, 'take that entry out')}."
+    )
 
 
 def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors) -> None:

@@ -32,9 +32,9 @@ PINNED = "transformers==4.46.3 tokenizers==0.20.3"
 CONSTRAINED = "pip install -c requirements/constraints-4.46.txt"
 
 
-def check_request(asked: ModelSettings) -> None:
+def check_request(settings: ModelSettings) -> None:
     """Raise `OcrPhasesError` without ``trust_remote_code``, or for a name without code."""
-    if not asked.trust_remote_code:
+    if not settings.trust_remote_code:
         raise SettingError(
             "trust_remote_code",
             "{vendor} runs the Python code that comes with the checkpoint: read it and pass "
@@ -43,15 +43,16 @@ def check_request(asked: ModelSettings) -> None:
             trust=Keyword("trust_remote_code", True),
             native=Keyword("implementation", "native"),
         )
-    if asked.model.partition(":")[0] in ("tiny", "dummy"):
+    if settings.model.partition(":")[0] in ("tiny", "dummy"):
         raise SettingError(
             "model",
-            f"{asked.model} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).",
+            f"{settings.model} has no vendor class: name a checkpoint folder or a hub id "
+            "(ORG/NAME).",
         )
 
 
 def load_vendor(
-    folder: Path, config: dict[str, Any], content: str, asked: ModelSettings
+    folder: Path, config: dict[str, Any], content: str, settings: ModelSettings
 ) -> nn.Module:
     """The model in ``folder`` with the class in its own Python files.
 
@@ -62,20 +63,20 @@ def load_vendor(
     had, and on a CPU for code that calls ``.cuda()``, unless that is to be ignored.
     """
     reference = _class_reference(folder, config)
-    dtype = resolve_dtype(asked.dtype, asked.device)
+    dtype = resolve_dtype(settings.dtype, settings.device)
     # The imports print too; what the class prints while it runs is dropped by `silenced` of its
     # interface.
     with contextlib.redirect_stdout(io.StringIO()):
         model_class = _import_class(folder, reference, content)
-        if asked.device == "cpu" and asked.cuda_calls == "refuse":
+        if settings.device == "cpu" and settings.cuda_calls == "refuse":
             _refuse_cuda_calls(model_class)
-        attention = choose_attention(model_class, asked)
+        attention = choose_attention(model_class, settings)
         title = model_class.__name__
         model = load_weights(folder, model_class, title, attention, torch_dtype=dtype)
-    if asked.device == "cpu" and asked.cuda_calls == "ignore":
+    if settings.device == "cpu" and settings.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
-    return model.to(device=asked.device, dtype=dtype)
+    return model.to(device=settings.device, dtype=dtype)
 
 
 def _class_reference(folder: Path, config: dict[str, Any]) -> str:

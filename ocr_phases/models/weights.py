@@ -165,28 +165,28 @@ def quiet_loading() -> Iterator[None]:
 # -- random weights -------------------------------------------------------------------------------
 
 
-def random_model(family: FamilyFacts, config: Any, asked: ModelSettings) -> Any:
+def random_model(family: FamilyFacts, config: Any, settings: ModelSettings) -> Any:
     """The family's native class of these sizes with seeded random weights.
 
     They are made on the device where they are used.
     """
-    if asked.device == "cpu":
-        dtype = resolve_dtype(asked.dtype, asked.device)
-        _tell_what_it_takes(asked.model, family, config, dtype)
+    if settings.device == "cpu":
+        dtype = resolve_dtype(settings.dtype, settings.device)
+        _tell_what_it_takes(settings.model, family, config, dtype)
     model_class = native_class(family)
-    return random_weights(model_class, config, asked, choose_attention(model_class, asked))
+    return random_weights(model_class, config, settings, choose_attention(model_class, settings))
 
 
 @torch.no_grad()
 def random_weights(
-    model_class: Any, config: Any, asked: ModelSettings, attention: str | None
+    model_class: Any, config: Any, settings: ModelSettings, attention: str | None
 ) -> Any:
     """A model of a class with seeded random weights, made on the device where they are used.
 
     ``attention`` is what `choose_attention` or `chosen_attention_of_parts` gave.
     """
-    device = asked.device
-    dtype = resolve_dtype(asked.dtype, device)
+    device = settings.device
+    dtype = resolve_dtype(settings.dtype, device)
     # Vectors are made from these random numbers, and the generator below leaves them as they are.
     with torch.device(device), device_of(device).seeded(_SEED):
         model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)

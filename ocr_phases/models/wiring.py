@@ -60,8 +60,8 @@ class NativeInterface:
     def missing_modules(self, model: nn.Module) -> list[str]:
         """The paths of the modules that a stage needs and the model lacks."""
         needed = [*self.wiring.modules.values()]
-        for several in (*self.wiring.between.values(), *self.wiring.parts.values()):
-            needed += several
+        for paths in (*self.wiring.between.values(), *self.wiring.parts.values()):
+            needed += paths
         known = dict(model.named_modules())
         return [path for path in needed if path not in known]
 
@@ -70,13 +70,13 @@ class NativeInterface:
 
         What belongs to no stage is in the total only.
         """
-        paths: dict[str, tuple[str, ...]] = {
-            stage: (path,) for stage, path in self.wiring.modules.items()
-        }
-        paths.update(self.wiring.parts)
+        paths_of_stage: dict[str, tuple[str, ...]] = {}
+        for stage, path in self.wiring.modules.items():
+            paths_of_stage[stage] = (path,)
+        paths_of_stage.update(self.wiring.parts)
         counts = {}
-        for stage, several in paths.items():
-            counts[stage] = sum(parameter_count(model.get_submodule(path)) for path in several)
+        for stage, paths in paths_of_stage.items():
+            counts[stage] = sum(parameter_count(model.get_submodule(path)) for path in paths)
         counts["total"] = parameter_count(model)
         return counts
 
@@ -295,9 +295,9 @@ def is_wired(model: nn.Module) -> bool:
 
 def wired_interface(model: nn.Module) -> NativeInterface:
     """`interface_of`, for the classes that a family's facts describe alone."""
-    found = _find_wired(model)
-    if found is not None:
-        return found
+    wired = _find_wired(model)
+    if wired is not None:
+        return wired
     known = ", ".join(dict.fromkeys(interface.wiring.class_name for interface in interfaces()))
     raise OcrPhasesError(
         f"{type(model).__name__} is no model this version can drive; it knows {known}."
@@ -316,11 +316,11 @@ def interface_of(model: nn.Module) -> ModelInterface:
     wired = _find_wired(model)
     if wired is not None:
         return wired
-    found = _any_interfaces.get(model)
-    if found is None:
-        found = any_interface(model)
-        _any_interfaces[model] = found
-    return found
+    interface = _any_interfaces.get(model)
+    if interface is None:
+        interface = any_interface(model)
+        _any_interfaces[model] = interface
+    return interface
 
 
 #: Found by a search through all modules, which no step should repeat.
@@ -342,8 +342,9 @@ def family_of_checkpoint(interface: NativeInterface, config: dict[str, Any]) -> 
 
 
 def native_class(family: FamilyFacts) -> Any:
-    """transformers' class of a family; `OcrPhasesError` where this version is too old to have
-    it.
+    """The class that transformers has for a family.
+
+    Raises `OcrPhasesError` where the version of transformers is too old to have it.
     """
     import transformers
 
@@ -356,15 +357,19 @@ def native_class(family: FamilyFacts) -> Any:
 
 
 def native_config(raw: dict[str, Any]) -> Any:
-    """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config`
-    does.
+    """The config that transformers' class takes, for a checkpoint's ``config.json``.
+
+    Raises `OcrPhasesError` as `read_model_config` does.
     """
     model = read_model_config(raw)
     return native_class(model.family).config_class(**model.saved)
 
 
 def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
-    """One (crops, global view) a row; no crops are all zeros, of the global view's size."""
+    """The (crops, global view) of each row, as the vendor's class takes them.
+
+    A page without crops has zeros of the global view's size in their place.
+    """
     rows = inputs.input_ids.shape[0]
     pages = 0 if inputs.pixel_values is None else len(inputs.pixel_values)
     if inputs.pixel_values is None or pages != rows:
@@ -375,7 +380,12 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
             prompts=count_text(rows, "prompt"),
             native=Keyword("implementation", "native"),
         )
-    views, local = inputs.pixel_values.split(1), inputs.pixel_values_local
-    none = torch.zeros_like(views[0])
-    crops = [none] * pages if local is None else local.split(inputs.num_local_patches)
-    return [(part if len(part) else none, view) for part, view in zip(crops, views, strict=True)]
+    views = inputs.pixel_values.split(1)
+    no_crops = torch.zeros_like(views[0])
+    if inputs.pixel_values_local is None:
+        return [(no_crops, view) for view in views]
+    pairs = []
+    crops_of_pages = inputs.pixel_values_local.split(inputs.num_local_patches)
+    for crops, view in zip(crops_of_pages, views, strict=True):
+        pairs.append((crops if len(crops) else no_crops, view))
+    return pairs

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from ocr_phases.collectors.host_syncs import host_syncs_noted
+from ocr_phases.collectors.host_syncs import note_host_syncs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
@@ -435,6 +435,6 @@ def _waits_for_device(forward: Forward, *args: Any, **options: Any) -> bool:
     """Whether a forward makes the host wait for the device, so that it cannot be captured."""
     forward(*args, **options)  # a first one may wait for what later ones find ready
     waits: list[str] = []
-    with host_syncs_noted(waits):
+    with note_host_syncs(waits):
         forward(*args, **options)
     return bool(waits)
