@@ -516,8 +516,10 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             return
         page, name = self.form.pages[names[0]]
         image = first_image(page, name)
-        has_page = self.run is not None and self.run.has_page
-        if has_page and page_address(self.run.page_image(0)) == page_address(image):
+        shown = None
+        if self.run is not None and self.run.has_page:
+            shown = self.run.page_image(0)
+        if page_address(shown) == page_address(image):
             self.chosen_page = {}
             return
         sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
