@@ -151,12 +151,16 @@ def generation_rows() -> list[tuple[str, ...]]:
     return rows
 
 
-def training_rows() -> list[tuple[str, ...]]:
-    """A step of training with the worked example's prompt: FLOPs, then bytes."""
+def training_flops_rows() -> list[tuple[str, ...]]:
+    """The FLOPs of a training step with the worked example's prompt."""
     flops = cost.training_cost(PUBLISHED, prompt_len=EXAMPLE_PROMPT, views=EXAMPLE_VIEWS)
+    return [(part.replace("_", " "), f"{count / 1e9:,.1f}") for part, count in flops.to_numpy()]
+
+
+def training_memory_rows() -> list[tuple[str, ...]]:
+    """What a training step with the worked example's prompt holds in memory."""
     held = cost.training_memory(PUBLISHED, prompt_len=EXAMPLE_PROMPT, views=EXAMPLE_VIEWS)
-    rows = [(part.replace("_", " "), f"{count / 1e9:,.1f}", "") for part, count in flops.to_numpy()]
-    return rows + [(part, "", bytes_text(count)) for part, count in held.to_numpy()]
+    return [(part, bytes_text(count)) for part, count in held.to_numpy()]
 
 
 def _tensors(prompt_len: int, new_tokens: int) -> dict[str, int]:
@@ -176,7 +180,8 @@ def tables() -> dict[str, str]:
         "step": markdown(("part", "parameters, million", "MFLOP", *read), step_parts()),
         "tensors": markdown(("tensor", "shape", "bytes per number", "bytes"), tensor_rows()),
         "generation": markdown(("phase", "steps", "GFLOP", "read and written"), generation_rows()),
-        "training": markdown(("part", "GFLOP", "bytes"), training_rows()),
+        "training": markdown(("part", "GFLOP"), training_flops_rows()),
+        "training memory": markdown(("what is in memory", "bytes"), training_memory_rows()),
         "claims": claims(),
     }
 

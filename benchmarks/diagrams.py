@@ -186,7 +186,7 @@ PREPROCESSING = Diagram(
 )
 
 INFERENCE = Diagram(
-    "One request, from end to end",
+    "One page, from file to record",
     [
         Box("prepare", 0, 0, "prepare\nload_image, tokenizer, transfer", "data"),
         Box("sam", 1, 0, "sam\nglobal view, then crops", "vision"),

@@ -1,4 +1,4 @@
-"""Writes what follows from `Settings`: docs/settings.md's lists and the notebooks' parameters.
+"""Writes what follows from `Settings`: docs/settings.md's tables and the notebooks' parameters.
 
 ``python -m benchmarks.settings_docs``; a test compares them.
 """
@@ -14,7 +14,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import nbformat
 
-from benchmarks.documents import rewrite
+from benchmarks.documents import markdown, rewrite
 from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS
 from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
@@ -152,15 +152,21 @@ NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
 }
 
 
-def settings_lists() -> str:
-    """The lists of docs/settings.md: a list for each call, a line a setting."""
+def settings_tables() -> str:
+    """The tables of docs/settings.md: a table for each call, a row for each setting."""
     parts = []
     for call, settings in (("OCRSession.load", ModelSettings), ("run_inference", RunSettings)):
-        lines = [
-            f"- `{item.name}` ({item.default}): {help_text(item)}" for item in fields(settings)
+        # A bar would end the cell of a table, also within backticks.
+        rows = [
+            (
+                f"`{item.name}`",
+                f"`{item.default}`",
+                help_text(item).replace("<|grounding|>", r"`<\|grounding\|>`"),
+            )
+            for item in fields(settings)
         ]
-        parts += [f"Keywords of `{call}`, defaults in brackets:", "\n".join(lines)]
-    return "\n\n".join(parts).replace("<|grounding|>", "`<|grounding|>`")
+        parts += [f"Keywords of `{call}`:", markdown(("keyword", "default", "meaning"), rows)]
+    return "\n\n".join(parts)
 
 
 def parameters_cell(parameters: Sequence[OwnParameter | str]) -> str:
@@ -214,7 +220,7 @@ def type_name(settings: type, name: str) -> str:
 
 def main() -> None:
     """Rewrite the page and the notebooks in place."""
-    rewrite(ROOT / "docs" / "settings.md", {"settings": settings_lists()})
+    rewrite(ROOT / "docs" / "settings.md", {"settings": settings_tables()})
     cells = {name: parameters_cell(parameters) for name, parameters in NOTEBOOKS.items()}
     for name, source in cells.items():
         path = ROOT / "notebooks" / f"{name}.ipynb"

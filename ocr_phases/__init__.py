@@ -1,5 +1,6 @@
-"""Where DeepSeek-OCR spends its time on your page: prefill, vision stages and every decoded
-token.
+"""A profiler for document vision-language models, first of all DeepSeek-OCR.
+
+It shows how long a page takes in the prefill, with its vision stages, and in each decode step.
 """
 
 from __future__ import annotations

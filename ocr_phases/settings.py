@@ -615,7 +615,7 @@ class RunSettings(_Checked):
                     below=below,
                     above=below + PIXELS_PER_TOKEN,
                 )
-        ViewSizes.asked(self)
+        ViewSizes.from_settings(self)
 
     def _check_one_shot(self) -> None:
         """Raise `SettingError` for a setting that ``generate=True`` leaves no room for."""

@@ -384,7 +384,7 @@ def test_other_sizes_run_are_recorded_and_cost_what_ran(session, sizes, request,
     assert verdicts["parity"] == "pass"
     assert "fail" not in verdicts.values()
 
-    cutting = session.family.preset(sizes["preset"], ViewSizes.asked(run.request))
+    cutting = session.family.preset(sizes["preset"], ViewSizes.from_settings(run.request))
     assert run.page.preset == cutting.name != sizes["preset"] == run.request.preset
     assert run.page.image_tokens == image_token_count(cutting, cutting.grid(*page.size))
     run.save(tmp_path / "run.json")
@@ -393,7 +393,10 @@ def test_other_sizes_run_are_recorded_and_cost_what_ran(session, sizes, request,
     again = recorded_settings(saved)
     assert {name: again[name] for name in sizes} == sizes
     views = vision_calls(
-        sizes["preset"], [run.page.grid], session.family.name, ViewSizes.asked(saved.request)
+        sizes["preset"],
+        [run.page.grid],
+        session.family.name,
+        ViewSizes.from_settings(saved.request),
     )
     assert {call.side for call in views} <= {cutting.base_size, cutting.image_size}
     expected = prefill_cost(

@@ -25,7 +25,7 @@ from benchmarks.settings_docs import (
     NOTEBOOKS,
     OwnParameter,
     parameters_cell,
-    settings_lists,
+    settings_tables,
 )
 from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
@@ -281,7 +281,7 @@ def test_no_setting_is_lost_on_its_way_to_what_runs():
 
 
 def test_the_docs_list_every_setting():
-    listed = settings_lists() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    listed = settings_tables() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert listed, WRITE
 
 

@@ -401,7 +401,7 @@ def run_cost(run: Record) -> pd.DataFrame:
             run.request.preset,
             [page.grid for page in run.pages],
             run.model.family,
-            ViewSizes.asked(run.request),
+            ViewSizes.from_settings(run.request),
         )
     prefill = prefill_cost(
         run.model.config,

@@ -51,10 +51,10 @@ def facts_of(family: str | None) -> FamilyFacts:
 
 #: What a served name has to contain: a family's name, and perhaps a version that is no size or
 #: date.
-_SERVED = re.compile(
+_SERVED_NAME = re.compile(
     r"(?<![a-z0-9])(deepseek|unlimited)[-_. ]?ocr(?:[-_. ]?v?(\d(?:\.\d+)?)(?![a-z0-9])|(?![a-z]))"
 )
-_BY_NAME = {
+_BY_MAKER_AND_VERSION = {
     ("deepseek", "1"): DEEPSEEK_OCR,
     ("deepseek", "2"): DEEPSEEK_OCR_2,
     ("unlimited", "1"): UNLIMITED_OCR,
@@ -67,8 +67,7 @@ def family_of_class(name: str) -> str:
     ``TinyDeepseekOCRForCausalLM`` tells DeepSeek-OCR. A model that is loaded here has its family
     from its ``config.json`` (`ocr_phases.families.config`).
     """
-    own = name.split("ForCausalLM")[0].split("ForConditional")[0]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", own)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", _without_task(name))
     return family_of_name(words.replace("Deep Seek", "DeepSeek"))
 
 
@@ -78,10 +77,14 @@ def family_of_name(name: str) -> str:
     ``DeepSeek-OCR-2-awq`` tells DeepSeek-OCR-2, and ``deepseek-ocr-2025-10`` DeepSeek-OCR. A name
     that tells another version or several families tells none.
     """
-    found = set()
-    own = name.lower().split("forcausallm")[0].split("forconditional")[0]
-    for maker, version in _SERVED.findall(own):
-        found.add(_BY_NAME.get((maker, version or "1"), UNKNOWN))
-    if len(found) == 1:
-        return found.pop()
+    families = set()
+    for maker, version in _SERVED_NAME.findall(_without_task(name).lower()):
+        families.add(_BY_MAKER_AND_VERSION.get((maker, version or "1"), UNKNOWN))
+    if len(families) == 1:
+        return families.pop()
     return UNKNOWN
+
+
+def _without_task(name: str) -> str:
+    """A name up to what a class has behind its model: ``ForCausalLM`` and the like."""
+    return re.split("ForCausalLM|ForConditional", name, maxsplit=1, flags=re.IGNORECASE)[0]

@@ -17,8 +17,8 @@ from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
 from ocr_phases.families.facts import SAM_PART
 from ocr_phases.files import conform
 
-# The types of the entries. Ranges are several times the published sizes; products stay within 64
-# bits.
+# The types of the entries. Ranges reach to several times the published sizes, and end so low that
+# no product of sizes needs more than 64 bits.
 TokenId = Annotated[int, Meta(ge=0, le=2**31)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 LayerIndex = Annotated[int, Meta(ge=0, le=2**8)]
@@ -27,16 +27,16 @@ Layers = Annotated[int, Meta(ge=1, le=2**8)]
 Heads = Annotated[int, Meta(ge=1, le=2**10)]
 Experts = Annotated[int, Meta(ge=1, le=2**12)]
 VocabularySize = Annotated[int, Meta(ge=1, le=2**22)]
-Positions = Annotated[int, Meta(ge=1, le=2**24)]
-Size = Annotated[int, Meta(ge=0, le=2**24)]
+PositionCount = Annotated[int, Meta(ge=1, le=2**24)]
+TokenCount = Annotated[int, Meta(ge=0, le=2**24)]
 Window = Annotated[int, Meta(ge=2, le=2**24)]  # the class keeps everything for a window of 1
 Side = Annotated[int, Meta(ge=1, le=2**14)]
 Pair = Annotated[list[Width], Meta(min_length=2, max_length=2)]
 Epsilon = Annotated[float, Meta(gt=0, le=1)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(gt=0, le=64)]
 Factor = Annotated[float, Meta(gt=0, le=1e12)]
-Amount = Annotated[float, Meta(ge=0, le=1e12)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
 RopeType = Literal["default"]
 Attention = Literal["full_attention", "reference_sliding_attention"]
@@ -75,19 +75,19 @@ class Generation(TypedDict):
     bos_token_id: NotRequired[TokenId | None]
     eos_token_id: NotRequired[TokenId | list[TokenId] | None]
     pad_token_id: NotRequired[TokenId | None]
-    max_length: NotRequired[Positions | None]
-    max_new_tokens: NotRequired[Positions | None]
+    max_length: NotRequired[PositionCount | None]
+    max_new_tokens: NotRequired[PositionCount | None]
     do_sample: NotRequired[bool | None]
-    temperature: NotRequired[Amount | None]
-    top_p: NotRequired[Share | None]
-    top_k: NotRequired[Size | None]
-    no_repeat_ngram_size: NotRequired[Size | None]
+    temperature: NotRequired[NonNegative | None]
+    top_p: NotRequired[Fraction | None]
+    top_k: NotRequired[TokenCount | None]
+    no_repeat_ngram_size: NotRequired[TokenCount | None]
     repetition_penalty: NotRequired[Factor | None]
     suppress_tokens: NotRequired[list[TokenId] | None]
     begin_suppress_tokens: NotRequired[list[TokenId] | None]
     bad_words_ids: NotRequired[list[TokenIds] | None]
-    min_length: NotRequired[Size | None]
-    min_new_tokens: NotRequired[Size | None]
+    min_length: NotRequired[TokenCount | None]
+    min_new_tokens: NotRequired[TokenCount | None]
     use_cache: NotRequired[bool | None]
 
 
@@ -121,20 +121,22 @@ class EncoderRopeParameters(TypedDict):
 
 
 class TextConfig(TypedDict):
-    """The language model. A class would put another model's sizes in place of what is required
-    here.
+    """The language model.
+
+    What is required here would be another model's size if it were missing: a class of transformers
+    has a default for each of its entries.
     """
 
     attention_bias: NotRequired[bool]
-    attention_dropout: NotRequired[Share | None]
+    attention_dropout: NotRequired[Fraction | None]
     bos_token_id: TokenId
     eos_token_id: TokenId | list[TokenId]
     hidden_act: NotRequired[Activation]
     hidden_size: Width
-    initializer_range: NotRequired[Share]
+    initializer_range: NotRequired[Fraction]
     intermediate_size: Width
     layer_types: NotRequired[list[Attention] | None]
-    max_position_embeddings: Positions
+    max_position_embeddings: PositionCount
     mlp_bias: NotRequired[bool]
     mlp_layer_types: list[MlpType]
     moe_intermediate_size: Width
@@ -159,10 +161,10 @@ class TextConfig(TypedDict):
 class SamConfig(TypedDict):
     """The first vision encoder."""
 
-    attention_dropout: NotRequired[Share | None]
+    attention_dropout: NotRequired[Fraction | None]
     hidden_act: NotRequired[Activation]
     hidden_size: Width
-    initializer_range: NotRequired[Share]
+    initializer_range: NotRequired[Fraction]
     num_attention_heads: Heads
     num_hidden_layers: Layers
     downsample_channels: Pair
@@ -182,10 +184,10 @@ class SamConfig(TypedDict):
 class ClipConfig(TypedDict):
     """The second vision encoder where it is CLIP."""
 
-    attention_dropout: NotRequired[Share | None]
+    attention_dropout: NotRequired[Fraction | None]
     hidden_act: NotRequired[Activation]
     hidden_size: Width
-    initializer_range: NotRequired[Share]
+    initializer_range: NotRequired[Fraction]
     num_attention_heads: Heads
     num_hidden_layers: Layers
     image_size: Side
@@ -199,15 +201,15 @@ class ClipConfig(TypedDict):
 class EncoderConfig(TypedDict):
     """The second vision encoder where it is a Qwen2 body."""
 
-    attention_dropout: NotRequired[Share | None]
+    attention_dropout: NotRequired[Fraction | None]
     hidden_act: NotRequired[Activation]
     hidden_size: Width
-    initializer_range: NotRequired[Share]
+    initializer_range: NotRequired[Fraction]
     num_attention_heads: Heads
     num_hidden_layers: Layers
     intermediate_size: Width
     layer_types: NotRequired[list[FullAttention] | None]
-    max_position_embeddings: NotRequired[Positions]
+    max_position_embeddings: NotRequired[PositionCount]
     num_key_value_heads: Heads
     rms_norm_eps: NotRequired[Epsilon]
     rope_parameters: EncoderRopeParameters
@@ -246,19 +248,20 @@ class EncoderModelConfig(TypedDict):
 
 
 class PublishedLanguage(TypedDict):
-    """What turning a published language config into the saved layout computes with; the rest is
-    renamed.
+    """What the saved layout is computed from, of a published language config.
+
+    The other entries are taken over as they are.
     """
 
     num_hidden_layers: Layers
-    max_position_embeddings: Positions
+    max_position_embeddings: PositionCount
     first_k_dense_replace: NotRequired[LayerIndex]
     rope_theta: NotRequired[Factor]
     sliding_window_size: NotRequired[Window]
 
 
 class PublishedVision(TypedDict):
-    """What is computed with of a published vision config."""
+    """What the saved layout is computed from, of a published vision config."""
 
     image_size: NotRequired[Side]
     mlp_ratio: NotRequired[Ratio]
@@ -266,7 +269,7 @@ class PublishedVision(TypedDict):
 
 
 class PublishedConfig(TypedDict):
-    """What is computed with of a published config."""
+    """What the saved layout is computed from, of a published config."""
 
     sliding_window_size: NotRequired[Window]
     sliding_window: NotRequired[Window]
@@ -353,34 +356,40 @@ def family_of_config(config: dict[str, Any]) -> FamilyFacts:
 
     Raises `OcrPhasesError` for the config of another model, with the names of the known ones.
     """
-    family, _ = _find_layout(config)
-    return family
+    return _find_layout(config).family
 
 
-def _find_layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
-    """The family of a config, and whether it is in the published layout.
+class _Layout(NamedTuple):
+    """The family of a config, and whether it is written in the published layout."""
 
-    ``model_type`` decides where it is one that a publisher or transformers writes. People save
+    family: FamilyFacts
+    is_published: bool
+
+
+def _find_layout(config: dict[str, Any]) -> _Layout:
+    """Tell the family of a config and its layout.
+
+    ``model_type`` decides where it is one that a vendor or transformers writes. People save
     these models with others, too (``deepseekocr``, ``DeepseekOCR``, ``deepseek_vl2``): then the
     parts decide.
     """
     model_type = config.get("model_type")
     for family in FAMILIES.values():
         if model_type == family.config["model_type"] and _has_published_parts(config, family):
-            return family, True
+            return _Layout(family, is_published=True)
         if (
             model_type == family.saved_type
             and not _is_published(config)
             and _has_attention(config, family)
         ):
-            return family, False
+            return _Layout(family, is_published=False)
     for family in FAMILIES.values():
         if not _names_family(model_type, family):
             continue
         if _has_published_parts(config, family):
-            return family, True
+            return _Layout(family, is_published=True)
         if _saved_encoder(config) == family.second_encoder and _has_attention(config, family):
-            return family, False
+            return _Layout(family, is_published=False)
     known = ", ".join(_known_config(family) for family in FAMILIES.values())
     raise OcrPhasesError(
         f"config.json describes {_description(config)}: what can be loaded is {known}."
@@ -424,7 +433,10 @@ def _has_attention(config: dict[str, Any], family: FamilyFacts) -> bool:
     """
     if family.attention is None:
         return True
-    return family.attention == (" and ".join(_layer_types(config)) or WINDOWED)
+    kinds = _layer_types(config)
+    if not kinds:
+        return family.attention == WINDOWED
+    return kinds == [family.attention]
 
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
@@ -445,8 +457,9 @@ def _names_family(model_type: Any, family: FamilyFacts) -> bool:
 
 
 def _saved_encoder(config: dict[str, Any]) -> str | None:
-    """The stage of the second vision encoder of a config in the saved layout; None for another
-    layout.
+    """The stage of the second vision encoder of a config in the saved layout.
+
+    It is None for another layout.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, dict) or not isinstance(vision.get("sam_config"), dict):
@@ -462,10 +475,13 @@ def _saved_encoder(config: dict[str, Any]) -> str | None:
 
 def _description(config: dict[str, Any]) -> str:
     """What a config that is of no family says of its model, and no more than it says."""
-    model_type = config.get("model_type")
-    model = "a model without model_type" if model_type is None else f"a {model_type!r} model"
+    model = "a model without model_type"
+    if config.get("model_type") is not None:
+        model = f"a {config['model_type']!r} model"
+    vision = "no vision parts"
     parts = _vision_parts(config)
-    vision = f"vision parts {', '.join(sorted(parts))}" if parts else "no vision parts"
+    if parts:
+        vision = f"vision parts {', '.join(sorted(parts))}"
     types = _layer_types(config)
     if types:
         return f"{model} with {vision} and {' and '.join(types)}"
@@ -541,7 +557,8 @@ def _published_window(config: dict[str, Any]) -> int:
         config.get("sliding_window"),
     )
     windows = {window for window in places if window is not None}
-    if len(windows) != 1:  # which of them the vendor's code takes would be a guess
+    # Of several different ones, which the vendor's code takes would be a guess.
+    if len(windows) != 1:
         listed = ", ".join(map(str, sorted(windows))) or "none"
         raise OcrPhasesError(f"sliding_window_size: one window is needed, it has {listed}")
     return windows.pop()

@@ -24,7 +24,7 @@ PROMPT_NAMES = ("markdown", "ocr", "free", "figure", "describe", LOCATE, MULTIPA
 FULL = "full_attention"
 WINDOWED = "reference_sliding_attention"
 
-#: ``<td>`` and ``</td>``, which the n-gram rules of the publisher's scripts for vLLM never forbid.
+#: ``<td>`` and ``</td>``, which the n-gram rules of the vendor's scripts for vLLM never forbid.
 CELL_TOKENS = (128_821, 128_822)
 
 #: The family of a model that is of none that this version knows.
@@ -38,7 +38,7 @@ NO_VIEWS = "none"
 SAM_PART = "sam_vit_b"
 
 
-class AskedSizes(Protocol):
+class SizeSettings(Protocol):
     """What has the settings of a page's cutting: a run's settings, its request, its record."""
 
     @property
@@ -89,7 +89,7 @@ class ViewSizes:
             self._check_uncut()
 
     @classmethod
-    def asked(cls, settings: AskedSizes) -> Self:
+    def from_settings(cls, settings: SizeSettings) -> Self:
         """The sizes that settings, a request or a record's request ask for."""
         return cls(
             settings.base_size,
@@ -154,9 +154,12 @@ class Preset:
         Without crops the only view has the side ``image_size``, as in the published code. Raises
         SettingError for sizes that contradict the preset.
         """
-        crops = self.crops if sizes.crop_mode is None else sizes.crop_mode
+        crops = self.crops
+        if sizes.crop_mode is not None:
+            crops = sizes.crop_mode
         image_size = sizes.image_size or self.image_size
-        base_size = sizes.base_size or (self.base_size if crops else image_size)
+        own_base_size = self.base_size if crops else image_size
+        base_size = sizes.base_size or own_base_size
         fewest_tiles = sizes.min_crops or self.fewest_tiles
         most_tiles = sizes.max_crops or self.most_tiles
         if crops:
@@ -210,11 +213,14 @@ class Preset:
                 )
 
     def _name_beside(self, preset: Preset) -> str:
-        """The preset's name, and what differs from it."""
+        """A name for this preset, made from ``preset``: its name, and what differs from it."""
         name = preset.name
-        views = (self.crops, self.base_size, self.image_size)
-        if views != (preset.crops, preset.base_size, preset.image_size):
-            name += f" {self.base_size}+{self.image_size}" if self.crops else f" {self.image_size}"
+        sizes = (self.crops, self.base_size, self.image_size)
+        if sizes != (preset.crops, preset.base_size, preset.image_size):
+            if self.crops:
+                name += f" {self.base_size}+{self.image_size}"
+            else:
+                name += f" {self.image_size}"
         if preset.crops and not self.crops:
             name += ", no crops"
         if (self.fewest_tiles, self.most_tiles) != (preset.fewest_tiles, preset.most_tiles):
@@ -246,8 +252,8 @@ class Preset:
         for grid in grids:
             if distances[grid] > least:
                 continue
-            has_the_pixels = width * height > 0.5 * self.image_size**2 * math.prod(grid)
-            if chosen is None or has_the_pixels:
+            pixels_of_grid = self.image_size**2 * math.prod(grid)
+            if chosen is None or width * height > 0.5 * pixels_of_grid:
                 chosen = grid
         assert chosen is not None  # of at least one tile, some grid is the nearest
         return chosen
@@ -326,13 +332,14 @@ class FamilyFacts:
         so that one name can be asked of all families.
     prompts
         The prompt presets; in ``locate``, ``{words}`` stands for the user's words.
-    leads
-        What stands before a prompt of the user's own: the page's place, and the tag that
-        asks for boxes, empty where the model marks them by itself.
+    page_lead
+        What stands for the page before a prompt of the user's own.
+    boxes_tag
+        The tag behind it that asks for boxes; empty where the model marks them by itself.
     published
         The sampling values of the published code, by the name that ``infer`` takes.
     published_vllm
-        The sampling values of the publisher's scripts for vLLM, by the name that ``infer`` takes.
+        The sampling values of the vendor's scripts for vLLM, by the name that ``infer`` takes.
     published_limit
         The tokens that the published code makes at most, as many as the model has
         positions; None where that is unknown.
@@ -369,7 +376,8 @@ class FamilyFacts:
     encoder_defaults: Mapping[str, Any] = field(default_factory=dict)
     view_sides: tuple[int, ...] = ()
     stands_for: Mapping[str, str] = field(default_factory=dict)
-    leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
+    page_lead: str = f"{IMAGE_TAG}\n"
+    boxes_tag: str = GROUNDING_TAG
     limit_has_prompt: bool = False
     page_mark: str | None = None
     result_name: str = "result.mmd"
@@ -408,24 +416,24 @@ class FamilyFacts:
 
     def _check_sizes(self, sizes: ViewSizes) -> None:
         """Raise SettingError for sizes that this family's model cannot have."""
-        asked = {name: value for name, value in vars(sizes).items() if value is not None}
+        changed = {name: value for name, value in vars(sizes).items() if value is not None}
         if self.is_unknown:
-            name = next(iter(asked))
+            name = next(iter(changed))
             raise SettingError(
                 name,
                 "The processor of {family} decides how a page is cut: leave {size} out, or name "
                 "the model's family.",
                 family=self.title,
-                size=Keyword(name, asked[name]),
+                size=Keyword(name, changed[name]),
             )
         for name in ("base_size", "image_size"):
-            if name in asked and self.view_sides and asked[name] not in self.view_sides:
+            if name in changed and self.view_sides and changed[name] not in self.view_sides:
                 sides = " or ".join(str(side) for side in self.view_sides)
                 raise SettingError(
                     name,
                     "{size} is no size that {family} can read: give {sides}, which are the sizes "
                     "that its second encoder has queries for.",
-                    size=Keyword(name, asked[name]),
+                    size=Keyword(name, changed[name]),
                     family=self.title,
                     sides=sides,
                 )
@@ -450,10 +458,10 @@ class FamilyFacts:
         Parameters
         ----------
         prompt
-            The name of a preset, ``"locate:some words"``, or a text of the user's own. An
-            own text that carries no ``<image>`` is put behind the family's ``leads``:
-            ``<image>`` and a line break, then ``<|grounding|>``. A text that carries it, and a
-            preset, stay as they are.
+            The name of a preset, ``"locate:some words"``, or a text of the user's own. A text of
+            the user's own that carries no ``<image>`` is put behind the family's ``page_lead`` and
+            ``boxes_tag``, which are ``<image>`` with a line break, and ``<|grounding|>``. A text
+            that carries it, and a preset, stay as they are.
         grounding
             False leaves ``<|grounding|>`` out; None and True put it in.
         pages
@@ -477,7 +485,7 @@ class FamilyFacts:
         words = words.strip()
         if name == LOCATE or prompt in PROMPT_NAMES:
             self._check_prompt(name)
-        if grounding is not None and not self.leads[1]:
+        if grounding is not None and not self.boxes_tag:
             raise SettingError(
                 "grounding", f"{self.title} marks boxes by itself: leave grounding out."
             )
@@ -499,8 +507,8 @@ class FamilyFacts:
             return prompt
         self._refuse_misspelt(prompt, name)
         if grounding is False:
-            return f"{self.leads[0]}{prompt}"
-        return f"{self.leads[0]}{self.leads[1]}{prompt}"
+            return f"{self.page_lead}{prompt}"
+        return f"{self.page_lead}{self.boxes_tag}{prompt}"
 
     def text_without_image(self, prompt: str) -> str:
         """The text passed to the model where there is no page: the user's own, stripped.
@@ -593,7 +601,8 @@ def unknown_family(name: str | None) -> FamilyFacts:
         presets={PROCESSOR: Preset(PROCESSOR, base_size=0, image_size=0, crops=False)},
         default_preset=PROCESSOR,
         prompts={"markdown": "Convert the document to markdown."},
-        leads=("", ""),
+        page_lead="",
+        boxes_tag="",
         published={},
         published_limit=None,
         is_unknown=True,

@@ -43,7 +43,8 @@ UNLIMITED_OCR_FACTS = FamilyFacts(
         "multipage": "<image>Multi page parsing.",
     },
     # The model marks boxes whatever it is asked, so no tag asks for them.
-    leads=("<image>", ""),
+    page_lead="<image>",
+    boxes_tag="",
     published={
         "published": {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128},
         "published-eval": {},

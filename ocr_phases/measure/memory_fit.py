@@ -219,7 +219,7 @@ def _plan(page: Pages | None, settings: Settings, batch: int) -> _Plan:
         config=config,
         settings=settings,
         request=request,
-        views=vision_calls(request.preset, grids, family.name, ViewSizes.asked(request)),
+        views=vision_calls(request.preset, grids, family.name, ViewSizes.from_settings(request)),
         rows=rows,
         image_tokens=image_tokens // rows,
         window=window,

@@ -94,7 +94,7 @@ def resolve_request(
         max_new_tokens = NEW_TOKENS
 
     grounding = settings.grounding
-    if grounding is None and family.leads[1]:
+    if grounding is None and family.boxes_tag:
         grounding = any(GROUNDING_TAG in prompt for prompt in prompts)
 
     if pages is None:
@@ -106,7 +106,7 @@ def resolve_request(
             asked_preset = settings.preset or family.multipage_preset
             _check_uncut(settings, family, asked_preset)
         preset_name = family.preset(asked_preset).name
-        cutting = family.preset(asked_preset, ViewSizes.asked(settings))
+        cutting = family.preset(asked_preset, ViewSizes.from_settings(settings))
 
     return Request(
         pages=all_pages,
@@ -156,12 +156,13 @@ def _prompt_without_image(settings: RunSettings, family: FamilyFacts) -> str:
             f"A prompt without an image is measured with {families}, not with {family.title}: "
             "give a page."
         )
-    for name in ("preset", "base_size", "image_size", "crop_mode", "min_crops", "max_crops"):
-        if getattr(settings, name) is not None:
+    of_cutting = {"preset": settings.preset, **vars(ViewSizes.from_settings(settings))}
+    for name, value in of_cutting.items():
+        if value is not None:
             raise SettingError(
                 name,
                 "There is no page to cut: leave {setting} out, or give a page.",
-                setting=Keyword(name, getattr(settings, name)),
+                setting=Keyword(name, value),
             )
     if settings.vision != "eager":
         raise SettingError(

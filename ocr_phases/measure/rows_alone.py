@@ -1,6 +1,6 @@
 """Whether each row of a batch gives what its page gives alone.
 
-What the families' classes do with padding is known from their publishers' code. Of any other class
+What the families' classes do with padding is known from their vendors' code. Of any other class
 nobody knows it: its processor may pad on the wrong side, its language model may attend to the
 padding, and its encoder to the padding of another page. So the first tokens of every batch whose
 rows differ are compared with those of each row alone, before anything is timed.

@@ -24,7 +24,8 @@ import msgspec
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, output_folder, read_regular, write_atomic
 
-SCHEMA = 1
+#: The version of a status file's layout; a record has its own.
+STATUS_SCHEMA = 1
 CELL_STATUS = ".status.json"
 #: Largest status file that is read, in bytes: a page's has some 10 kB.
 LARGEST_STATUS = 16 * 2**20
@@ -75,7 +76,7 @@ def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
     """
     try:
         content = msgspec.json.decode(read_regular(path, LARGEST_STATUS), type=dict[str, Any])
-        if content["schema"] != SCHEMA:
+        if content["schema"] != STATUS_SCHEMA:
             return None
         if "sha256" in content and content["sha256"] != _content_hash(content):
             raise ValueError("it is not as it was written")
@@ -91,7 +92,7 @@ def write_status(path: Path, status: Mapping[str, Any]) -> None:
 
     Raises `OcrPhasesError` where the file cannot be written.
     """
-    text = json.dumps({"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False)
+    text = json.dumps({"schema": STATUS_SCHEMA, **status}, ensure_ascii=False, allow_nan=False)
     # A file name that is no UTF-8 loses something here, so the hash is of what can be read back.
     content: dict[str, Any] = msgspec.json.decode(text.encode("utf-8", "replace"))
     content["sha256"] = _content_hash(content)

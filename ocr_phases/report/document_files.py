@@ -153,7 +153,7 @@ class _LayoutsFile:
 def prediction_text(text: str, family: str | None = None) -> str:
     """A page's text as OmniDocBench's evaluator takes it: Markdown without marks and pictures.
 
-    As in the publisher's script for that benchmark, numbers behind display formulas
+    As in the vendor's script for that benchmark, numbers behind display formulas
     (``\\quad (3)``) and ``<center>`` tags go, and at most one empty line is between paragraphs.
     """
     plain = text.strip().removesuffix(EOS_TEXT).strip()

@@ -247,7 +247,7 @@ class Sweep:
         shared: dict[str, Any] = {name: getattr(self.cells[0], name) for name in REQUEST}
         if self.infer is not None:  # sweeps of earlier versions have no such entry
             shared["infer"] = self.infer_text
-        sizes = vars(ViewSizes.asked(self))
+        sizes = vars(ViewSizes.from_settings(self))
         shared |= {name: size for name, size in sizes.items() if size is not None}
         shared |= {
             "attention": model.attention,
