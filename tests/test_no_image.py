@@ -11,16 +11,20 @@ import torch
 from conftest import PAGES, RUNS
 from elements import Elements
 from example_run import altered, make_run
+from fake_server import served
 from golden_cases import RECORDINGS
 from refusals import refused
 from surface import plots_of, sections_of_a_record
 
-from ocr_phases import OcrPhasesError, PhaseRun, compare
+from ocr_phases import OcrPhasesError, PhaseRun, compare, connect
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.analyse.expectations import expectation_verdicts
 from ocr_phases.cli import main
+from ocr_phases.families import facts_of
+from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import RunPlots
 from ocr_phases.session.repeating import repeat_run
+from ocr_phases.settings import RunSettings
 from ocr_phases.stages import VISION_STAGES
 from ocr_phases.view.embed import view_block
 from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TimelineView, TokenStrip
@@ -172,6 +176,19 @@ def test_what_needs_a_page_is_refused(settings, tiny_session):
 def test_the_published_class_is_refused(vendor_session):
     with refused():
         vendor_session.run_inference(None, HAIKU, **ONCE)
+
+
+def test_a_model_of_no_known_family_is_refused():
+    settings = RunSettings(prompt=HAIKU)
+    with refused():
+        resolve_request(settings, facts_of(None), None)
+
+
+def test_a_server_is_refused():
+    with served() as server:
+        session = connect(server.url, patience=1.0)
+        with refused():
+            session.run_inference(None, HAIKU)
 
 
 # -- the record --------------------------------------------------------------------------------
