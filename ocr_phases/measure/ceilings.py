@@ -35,9 +35,9 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
 
     ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a
     square product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds;
-    ``launch_us``, the time that one more small operation takes in a long row of them: on a GPU a
-    kernel launch through torch. ``taken`` says with which sizes and how often, and the time of each
-    repeat (``copy_ms``, ``matmul_ms``).
+    ``launch_us``, the time that each of many small operations takes that follow one another: on a
+    GPU, that of a kernel launch through torch. ``taken`` says with which sizes and how often, and
+    the time of each repeat (``copy_ms``, ``matmul_ms``).
     """
     device = torch.device(device)
     copy_bytes, copy_ms = _copy_times(device)

@@ -208,13 +208,16 @@ def _check_same_sweep(
     """Raise `OcrPhasesError` where a folder has a cell of another page, model or request."""
     for name in names:
         wanted = shared.get(name)
-        # A greedy sweep has no infer; another entry is missing only in an older file.
-        before = recorded.get(name, None if name == "infer" else wanted)
+        # A greedy sweep has no infer. Another entry is missing only in the file of an older
+        # version, which did not keep it.
+        if name not in recorded and name != "infer":
+            continue
+        before = recorded.get(name)
         if before == wanted:
             continue
-        difference = "another page"
-        if name != "page":
-            difference = f"{name} {before}; you asked for {wanted}"
+        difference = f"{name} {before}; you asked for {wanted}"
+        if name == "page":  # it is known by its hash, which would tell nobody anything
+            difference = "another page"
         raise OcrPhasesError(
             f"{folder} holds a sweep with {difference}: choose another folder (--out)."
         )

@@ -433,11 +433,9 @@ def host_syncs_check(
     if not sentences:
         return unknown_check("host_syncs", "counted in a warm-up run, and there was none")
     measured = "; ".join(sentences)
-    return (
-        passing_check("host_syncs", measured)
-        if within_reads
-        else note_check("host_syncs", measured)
-    )
+    if within_reads:
+        return passing_check("host_syncs", measured)
+    return note_check("host_syncs", measured)
 
 
 def _reads(steps: int, every: int) -> int:

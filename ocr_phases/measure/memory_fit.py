@@ -87,6 +87,7 @@ def fit(page: Pages | None, settings: Settings, *, batch: int = 1) -> MemoryFit:
     OcrPhasesError
         Where page, prompt, preset, device or config cannot be had.
     """
+    # These need torch, which a GPU that is known by its datasheet alone (`fit_cards`) does not.
     from ocr_phases.models.devices import device_of, is_cuda_elsewhere, resolve_device
     from ocr_phases.models.weights import resolve_dtype
 
@@ -245,7 +246,9 @@ def _read_config(model: str) -> dict[str, Any]:
         config = dummy_config(model)
         file = Path(model, "config.json")
     else:
-        folder = asset("data", "tiny") if model == "tiny" else Path(model).expanduser()
+        folder = Path(model).expanduser()
+        if model == "tiny":
+            folder = asset("data", "tiny")
         file = folder / "config.json"
         config = read_json(file, AnyConfig)
     refuse_quantised_config(config, file)

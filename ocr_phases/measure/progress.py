@@ -152,9 +152,11 @@ class SweepProgress:
         if measured and self._began is not None:
             self.measured.append((cell, at - self._began))
         self._began = at
-        # A model may have a preset of its own in place of the one that was asked for.
         if self.waiting:
-            self.waiting.remove(max(self.waiting, key=lambda other: _shared_settings(cell, other)))
+            # A model may have a preset of its own in place of the one that was asked for, so that
+            # the cell need not be among those that wait as it is.
+            shared = [_shared_settings(cell, other) for other in self.waiting]
+            del self.waiting[shared.index(max(shared))]
 
     @property
     def left_s(self) -> float | None:
@@ -165,12 +167,12 @@ class SweepProgress:
 
     def _cost(self, cell: Settings) -> float:
         """The seconds that a waiting cell will probably take."""
-        likest, seconds = self.measured[0]
-        for other, other_seconds in self.measured:  # the later one where two are as like
-            if _shared_settings(cell, other) >= _shared_settings(cell, likest):
-                likest = other
+        nearest, seconds = self.measured[0]
+        for other, other_seconds in self.measured:  # the later one, where two share as many
+            if _shared_settings(cell, other) >= _shared_settings(cell, nearest):
+                nearest = other
                 seconds = other_seconds
-        return seconds * cell.expected_tokens / likest.expected_tokens
+        return seconds * cell.expected_tokens / nearest.expected_tokens
 
 
 def _shared_settings(cell: Settings, other: Settings) -> int:

@@ -61,6 +61,8 @@ class Replayed:
 def replayed_stages(within: pd.DataFrame, step_kernels: Sequence[StepKernel]) -> Replayed:
     """The stages of the kernels that a graph replays, where they are the ``step_kernels``."""
     names = [_plain_name(kernel.name) for kernel in step_kernels]
+    parts = [kernel.part for kernel in step_kernels]
+    stages = np.array([kernel.stage for kernel in step_kernels])
     is_replayed = (within["stage"] == "decode_step") & within["call"].str.match(GRAPH_LAUNCH)
     rows: list[dict[str, Any]] = []
     kernels_within: list[pd.DataFrame] = []
@@ -69,8 +71,7 @@ def replayed_stages(within: pd.DataFrame, step_kernels: Sequence[StepKernel]) ->
     for _, step in within[is_replayed].sort_values("start").groupby("range"):
         if step["name"].map(_plain_name).tolist() != names:
             continue
-        stages = np.array([kernel.stage for kernel in step_kernels])
-        part_of_event |= dict(zip(step["event"], (k.part for k in step_kernels), strict=True))
+        part_of_event |= dict(zip(step["event"], parts, strict=True))
         for stage in dict.fromkeys(stages):
             if stage == "decode_step":
                 continue
@@ -149,10 +150,11 @@ def _compiled_stages(
     shapes = (list(head_shape), list(reversed(head_shape)))
     ids = set()
     for event in trace["traceEvents"]:
+        if event.get("cat") != "cpu_op":
+            continue
         args = event.get("args", {})
-        if event.get("cat") == "cpu_op" and any(
-            shape in args.get("Input Dims", []) for shape in shapes
-        ):
+        read_shapes = args.get("Input Dims", [])
+        if any(shape in read_shapes for shape in shapes):
             ids.add(args.get("External id", args.get("external id")))
     readers = operators[operators["external"].isin(ids)]
     if readers.empty:

@@ -42,10 +42,10 @@ class Recordable(Protocol):
 
 @contextlib.contextmanager
 def recording(measurement: Recordable) -> Iterator[None]:
-    """Around what a measurement runs: at its end its ``result`` is set, however that comes.
+    """Set a measurement's ``result`` at the end of a ``with`` block, however the block ends.
 
-    `Stopped` out of the block only ends it, where a repeat was finished. Raises `Interrupted`, with
-    the record, for a KeyboardInterrupt, and `Stopped` where no repeat was finished.
+    A `Stopped` that leaves the block only ends it, if a repeat was finished. Raises `Interrupted`,
+    with the record, for a KeyboardInterrupt, and `Stopped` where no repeat was finished.
     """
     try:
         try:
@@ -91,10 +91,10 @@ def tokens_of_run(on_tokens: OnRunTokens | None, number: int) -> OnTokens | None
 def bar_in_cell(
     steps: Iterable[_Item], unit: str, total: int, *, alike: bool = True
 ) -> Iterable[_Item]:
-    """``steps`` with a bar on one line of a notebook's cell.
+    """``steps``, with a bar on one line of a notebook's cell while they go by.
 
-    Elsewhere without: a command has its own. Steps that are not ``alike`` differ in cost, so the
-    bar counts them and estimates no end.
+    Outside of a notebook there is no bar, because a command has its own. Steps that are not
+    ``alike`` differ in cost, so the bar counts them and estimates no end.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.stages import STAGE_KEYS
 from ocr_phases.measure.replayed import Replayed, StepKernel, replayed_stages
 from ocr_phases.measure.trace_events import (
     ATTENTION_OPERATOR,
@@ -18,7 +19,6 @@ from ocr_phases.measure.trace_events import (
     DECIMALS,
     GRAPH_LAUNCH,
     KV_RANGE,
-    STAGE_KEYS,
     Identity,
     as_ranges,
     device_work,
@@ -137,13 +137,13 @@ def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
 
 def _stages(ranges: pd.DataFrame, within: pd.DataFrame, replayed: Replayed) -> pd.DataFrame:
     """Each stage with its work; ``replay_ms`` is its time within the replays of a graph."""
-    spans = ranges.groupby(STAGE_KEYS, sort=False).agg(
+    spans = ranges.groupby([*STAGE_KEYS], sort=False).agg(
         calls=("host_ms", "size"), host_ms=("host_ms", "sum")
     )
     table = _with_work(spans, within).reset_index()
     if len(replayed.ranges):
-        from_first_to_last = replayed.ranges.groupby(STAGE_KEYS)["replay_ms"].sum()
-        table = table.join(from_first_to_last, on=STAGE_KEYS)
+        from_first_to_last = replayed.ranges.groupby([*STAGE_KEYS])["replay_ms"].sum()
+        table = table.join(from_first_to_last, on=[*STAGE_KEYS])
         table["replay_ms"] = table["replay_ms"].fillna(0.0)
     return table
 
@@ -207,11 +207,11 @@ def _parts(
     ``part_of_event`` names. Without it attention there cannot be told and has no row.
     """
     if part_of_event:
-        replayed = inside["event"].map(part_of_event).fillna("")
-        told = inside.assign(part=replayed, by="order")[replayed != ""]
+        replayed_parts = inside["event"].map(part_of_event).fillna("")
+        replayed = inside.assign(part=replayed_parts, by="order")[replayed_parts != ""]
         inside = inside[~inside["call"].str.match(GRAPH_LAUNCH)]
     else:
-        told = inside.assign(part="", by="").head(0)
+        replayed = inside.assign(part="", by="").head(0)
     calls = inside.set_index("event")[["called"]]
     update_ranges = as_ranges(events[events["name"] == KV_RANGE])
     updates = inside["event"].isin(inside_of(update_ranges, calls, "called")["event"])
@@ -221,10 +221,9 @@ def _parts(
     written = graph & inside["name"].str.contains(_GRAPH_KV_UPDATE)
     attention &= inside["stage"] == "language_model"
     by = np.select([written, graph, updates, attention], ["name", "", "range", "operator"], "")
-    table = inside.assign(by=by, part=np.where(by == "operator", "attention", "kv_update"))[
-        by != ""
-    ]
-    table = pd.concat([table, told], ignore_index=True)
+    part = np.where(by == "operator", "attention", "kv_update")
+    launched = inside.assign(by=by, part=part)[by != ""]
+    table = pd.concat([launched, replayed], ignore_index=True)
     groups = table.groupby(["phase", "part", "by"], sort=False)["interval"]
     return groups.agg(kernels="size", busy_ms=busy_ms).reset_index()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from ocr_phases.analyse.stages import STAGE_KEYS
 from ocr_phases.errors import Keyword, SettingError
 
 #: The range that the measuring pass puts around the cache's ``update``.
@@ -23,16 +24,15 @@ KV_RANGE = "kv_cache_update"
 ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
 #: The call that starts a whole graph, by NVIDIA's names and by AMD's.
 GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
-#: Of ms: the trace has no more, and what touches must not seem to be apart.
+#: Decimals of a time in ms: the trace has no more, and what touches must not seem to be apart.
 DECIMALS = 6
 
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
 HOST_EVENTS = ("cpu_op", "user_annotation")
 
-#: Of a span: phase, stage, view and step.
+#: What tells a span from others of its run: phase, stage, view and step.
 Identity = tuple[str, str, str, int | None]
-STAGE_KEYS = ["phase", "stage", "view"]
 
 
 def events_of(trace: Mapping[str, Any]) -> pd.DataFrame:

@@ -107,11 +107,15 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     pages: list[Page] = []
     for number, known in enumerate(record.pages):
         page = record.page_data(number)
-        if page is None or not _is_page(page, known):
-            what = "not" if page is None else "only as a smaller copy"
+        if page is None:
             raise OcrPhasesError(
-                f"The page {known.file} is {what} in the record: name its file beside --from to "
+                f"The page {known.file} is not in the record: name its file beside --from to "
                 "repeat it."
+            )
+        if not _is_page(page, known):
+            raise OcrPhasesError(
+                f"The page {known.file} is only as a smaller copy in the record: name its file "
+                "beside --from to repeat it."
             )
         pages.append(page)
     return pages

@@ -837,7 +837,7 @@ class OCRSession(Hinted):
         lengths : sequence of int
             New tokens of each row. The default is ``(32,)``.
         visions : sequence of str
-            How the vision encoders run: eager, compiled. The default is ``("eager",)``.
+            How the vision encoders run: eager, cuda_graph, compiled. The default is ``("eager",)``.
         attentions : sequence of str or None
             Attention kernels, as `load` takes them; None is what the model has. The default is
             ``(None,)``.

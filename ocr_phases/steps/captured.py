@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 #: The fewest entries that a step reads: a graph for fewer would save too little.
 LEAST_READ = 512
-#: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on
-#: CUDA both with their graphs' memory.
+#: How many steps are kept, each with its KV cache, and for how many prompt lengths each of them
+#: keeps its prefill. On CUDA, steps and prefills also hold the memory of their graphs.
 KEPT_STEPS = 4
-#: The compiler tunes its kernels, what it makes is captured here. torch's version has some of
-#: these.
+#: How the compiler makes the step: with tuned kernels, and without graphs of its own, because the
+#: step is captured here. A version of torch need not have all of these.
 _COMPILE_OPTIONS: CompilerOptions = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
@@ -168,7 +168,9 @@ class StaticStep:
 
     def prefill_execution(self) -> AbstractContextManager[None]:
         """How a prefill into the step's cache runs: captured too, where the step is."""
-        return self.prefill.installed() if self._captures else nullcontext()
+        if not self._captures:
+            return nullcontext()
+        return self.prefill.installed()
 
     @contextmanager
     def execution(self) -> Iterator[None]:
@@ -208,7 +210,9 @@ class StaticStep:
             self._token.copy_(state.token[:, None])
         logits = self._runs[read]()
         self._length = state.length + 1
-        self._own_token = self._token[:, 0].clone() if state.sampler.greedy else None
+        self._own_token = None
+        if state.sampler.greedy:
+            self._own_token = self._token[:, 0].clone()
         return logits, self._own_token
 
     def _load(self, state: DecodeState) -> None:
@@ -236,9 +240,9 @@ class StaticStep:
         """Make what a run of these lengths reads, where it is missing: a graph for each power of
         two.
 
-        Attention reads masked entries like others, so that each step would cost what the last one
-        does. A state that the step is in the middle of is lost. Raises `OcrPhasesError` where it
-        cannot be compiled.
+        With one graph for all of them, each step would cost what the last one does, because
+        attention reads masked entries like others. A state that the step is in the middle of is
+        lost. Raises `OcrPhasesError` where it cannot be compiled.
         """
         runs: dict[int, Run] = {}
         for read in self._reads_of(prompt_len, max_new_tokens):
@@ -248,7 +252,7 @@ class StaticStep:
         self._slot.zero_()  # trial runs move on by a few slots, far fewer than there are
         with device_of(self.device).made_current(), self.execution():
             if runs and self.strategy == "compiled" and not self._runs:
-                self._compile_by(next(iter(runs.values())))
+                self._compile_with(next(iter(runs.values())))
             if runs and self._captures:
                 with timed_preparation(self.device) as preparation:
                     runs = {read: capture(run) for read, run in runs.items()}
@@ -277,13 +281,14 @@ class StaticStep:
 
         return run
 
-    def _compile_by(self, run: Run) -> None:
-        """Let the compiler make the step, for all lengths, by one call of it."""
+    def _compile_with(self, run: Run) -> None:
+        """Let the compiler make the step for all lengths, which the first call of it does."""
         from torch._inductor import codecache  # as long to import as torch is
 
-        made_of = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
-        # Beside what the compiler keeps, so that both go together.
-        note = Path(codecache.cache_dir(), sha256(made_of.encode()).hexdigest())
+        made_from = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
+        # An empty file that says this step was compiled before. It lies beside what the compiler
+        # keeps, so that both go together.
+        note = Path(codecache.cache_dir(), sha256(made_from.encode()).hexdigest())
         if note.exists():
             announce("compiling the decode step: about 10 s, compiled before")
         else:
@@ -332,12 +337,14 @@ def _options_here(device: torch.device) -> CompilerOptions | None:
     if device.type != "cuda":
         return None
     known = torch._inductor.list_options()
-    return {name: value for name, value in _COMPILE_OPTIONS.items() if name in known} or None
+    options = {name: value for name, value in _COMPILE_OPTIONS.items() if name in known}
+    return options or None
 
 
 class CapturedPrefill(ForwardsByShape):
-    """Captured forwards of a ``language_model`` into a static cache, made at the first of each
-    length.
+    """Captured forwards of a ``language_model`` over whole prompts, into a static cache.
+
+    Each is made at the first prompt of its length.
 
     Where it ``compiles``, they are compiled too, once for all lengths. What waits for the device
     runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which torch has no
@@ -345,10 +352,12 @@ class CapturedPrefill(ForwardsByShape):
     host.
     """
 
-    def __init__(self, language_model: nn.Module, compiles: bool) -> None:
+    def __init__(self, language_model: nn.Module, *, compiles: bool) -> None:
         super().__init__({"language_model": language_model}, KEPT_STEPS)
         self._norm_forwards = norm_forwards(language_model)
-        self._compiled = compile_apart(language_model.forward) if compiles else None
+        self._compiled: Forward | None = None
+        if compiles:
+            self._compiled = compile_apart(language_model.forward)
 
     def run(self, name: str, forward: Forward, *args: Any, **options: Any) -> Any:
         """One forward, as it is where it has a mask to read."""

@@ -36,11 +36,10 @@ CompilerOptions = dict[str, str | int | bool | Callable[..., Any]]
 def compile_apart(
     function: Callable[..., Any], options: CompilerOptions | None = None
 ) -> Callable[..., Any]:
-    """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd
-    out.
+    """``torch.compile`` of ``function`` for one set of shapes.
 
-    The compiler keeps, and limits, what it made by code object; so every call here gets a code
-    object of its own.
+    The compiler keeps what it made by code object, and keeps only so much for each. Every function
+    that is compiled here gets a code object of its own, so that none crowds another one out.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,9 +54,9 @@ def compile_apart(
 def steady_tuning() -> AbstractContextManager[Any]:
     """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
 
-    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us
-    was timed with its launch, and chosen by chance. With more to write, the host is ahead of the
-    device.
+    Before each trial it empties the L2 cache, by writing to memory. By default that takes less time
+    than a launch, so that a kernel of 5 us was timed together with its launch, and chosen by
+    chance. Here it writes more, so that the host is ahead of the device when a trial begins.
     """
     from torch._inductor.runtime.benchmarking import benchmarker
 
@@ -113,15 +112,15 @@ class CompiledVision(ForwardsByShape):
 
 
 def _cuts_patches(convolution: nn.Conv2d) -> bool:
-    """Whether each pixel goes into one output only."""
-    return convolution.kernel_size == convolution.stride != (1, 1)
+    """Whether a convolution cuts an image into patches, so that each pixel goes into one output."""
+    return convolution.kernel_size == convolution.stride and convolution.stride != (1, 1)
 
 
 def _patch_product(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
     """A convolution of patches, [B, C, H, W] to [B, width, H/p, W/p], as a matrix product.
 
-    cuDNN's kernel for it takes 0.3 ms for 1,024 x 1,024 pixels on an H100, a tenth of that is
-    needed.
+    For 1,024 x 1,024 pixels on an H100, cuDNN's kernel takes 0.3 ms, and the product a tenth of
+    that.
     """
     patch_size = convolution.kernel_size[0]
     flat = nn.functional.pixel_unshuffle(pixels, patch_size).permute(0, 2, 3, 1)
@@ -207,18 +206,20 @@ def _store(values: Tensor) -> Tensor:
     """Make the compiler write ``values`` once, so that their readers do not compute them again."""
     from torch._inductor import inductor_prims
 
-    if not torch.compiler.is_compiling():  # where it would be a copy
+    if not torch.compiler.is_compiling():  # it is computed once anyway
         return values
     return inductor_prims.force_stride_order(values, values.stride())
 
 
 def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    """The class's RMS norm of [B, T, width]."""
     eps = norm.variance_epsilon
     normed = nn.functional.rms_norm(hidden_states, norm.weight.shape, eps=eps)
     return _store(norm.weight * normed)
 
 
 def _gated_product(mlp: Any, hidden_states: Tensor) -> Tensor:
+    """The class's dense MLP of [B, T, width]."""
     gated = mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states)
     return mlp.down_proj(_store(gated))
 
@@ -246,10 +247,10 @@ def _router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def row_sums(scores: Tensor) -> Tensor:
-    """The sum of each row of [B, N], float32 [B], in the two levels of `first_largest`, for the
-    same reason.
+    """The sum of each row of [B, N], float32 [B].
 
-    Both read the same parts, so that the compiler can read them once.
+    It is taken in the two levels of `first_largest`, for the same reason; and as both read the same
+    parts, the compiler can read them once.
     """
     return _parts(scores).sum(dim=-1, dtype=torch.float32).sum(dim=-1)
 

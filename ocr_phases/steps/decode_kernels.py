@@ -25,13 +25,17 @@ def decode_backends(device: torch.device | str, strategy: str = "eager") -> tupl
     """The SDPA backends that a decode step may use; none where the choice is left to torch."""
     if torch.device(device).type != "cuda":
         return ()
-    return DECODE_BACKENDS if strategy == "eager" else STATIC_BACKENDS
+    if strategy == "eager":
+        return DECODE_BACKENDS
+    return STATIC_BACKENDS
 
 
 def decode_attention(device: torch.device | str, strategy: str = "eager") -> AbstractContextManager:
     """SDPA without cuDNN on CUDA, for a ``with`` block; as it is on other devices."""
     backends = decode_backends(device, strategy)
-    return sdpa_kernel(list(backends)) if backends else contextlib.nullcontext()
+    if not backends:
+        return contextlib.nullcontext()
+    return sdpa_kernel(list(backends))
 
 
 def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]:
@@ -46,7 +50,10 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
     chosen = model.get_experts_implementation()
     if strategy != "compiled" and next(model.parameters()).device.type == "cpu":
         return chosen
-    return {part: "batched_mm" if name == "grouped_mm" else name for part, name in chosen.items()}
+    kernels = {}
+    for part, kernel in chosen.items():
+        kernels[part] = "batched_mm" if kernel == "grouped_mm" else kernel
+    return kernels
 
 
 @contextlib.contextmanager

@@ -48,11 +48,11 @@ class ForwardsByShape:
     def __init__(self, modules: Mapping[str, nn.Module], most: int) -> None:
         self._modules = modules
         self.made: LastUsed[Shape, MadeForward] = LastUsed(most)
-        # Of those that were called since the last `installed`.
+        # What making took, of the forwards that were called since the last `installed`.
         self._took_ms: dict[Shape, float | None] = {}
 
     def installed(self) -> AbstractContextManager[None]:
-        """Run the modules by them within a ``with`` block."""
+        """Run the modules by these forwards within a ``with`` block; `took_ms` counts from here."""
         self._took_ms.clear()
         forwards: dict[nn.Module, Forward] = {}
         for name, module in self._modules.items():
@@ -75,5 +75,9 @@ class ForwardsByShape:
         raise NotImplementedError
 
     def took_ms(self) -> float | None:
-        """The time that making those took which were called; None where nothing was made."""
-        return sum(ms or 0 for ms in self._took_ms.values()) or None
+        """Milliseconds that making the forwards took which were called since `installed`.
+
+        None where nothing was made.
+        """
+        times = [ms for ms in self._took_ms.values() if ms is not None]
+        return sum(times) or None

@@ -45,7 +45,8 @@ from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler, TokenSampler
 from ocr_phases.text import bytes_text, count_text
 
-_MASK_COLUMNS = 256  # that a mask grows by
+#: How many columns a mask grows by, where it is full.
+_MASK_COLUMNS = 256
 #: What transformers calls the parts of a `DecodeState`, and their names here.
 _NAMES_HERE = {"past_key_values": "cache", "attention_mask": "mask", "input_ids": "sequence"}
 
@@ -87,9 +88,8 @@ class DecodeState(Hinted):
     interface: ModelInterface
     cache: Cache
     logits: Tensor = field(init=False)  # [B, vocab], of the last position
-    mask: (
-        Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
-    )
+    # int64 [B, length or more]: 1 where a token may be seen, and behind the newest one.
+    mask: Tensor
     token: Tensor = field(init=False)  # int64 [B], the next step's input
     length: int
     lengths: list[int]  # of the cache, after the prefill and after every step
@@ -324,12 +324,12 @@ def decode_step(
     timeline = timeline or NoTimeline()
     _check_model(model)
     with timeline.in_phase("decode", "decode_step", len(state.lengths) - 1):
-        if (
-            state.mask.shape[1] <= state.length
-        ):  # a column in every step would be two launches in each
+        # By many columns at once: one in every step would be two launches in each.
+        if state.mask.shape[1] <= state.length:
             state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
         if step is None:
-            logits, token = _model_step(model, state), None
+            logits = _model_step(model, state)
+            token = None
         else:
             logits, token = step(state)
             state.step_sums = step.sums
@@ -345,8 +345,11 @@ def decode_step(
 
 def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     """The model class's own forward: the last position's logits, [B, vocab]."""
-    length, prompt_len = state.length + 1, state.lengths[0]
-    positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
+    length = state.length + 1
+    prompt_len = state.lengths[0]
+    positions = None
+    if state.position_ids is not None:
+        positions = state.position_ids + (length - prompt_len)
     mask = state.mask[:, :length]
     arguments = state.interface.step_arguments(
         model, state.token, state.cache, mask, positions, prompt_len, state.carried
@@ -356,18 +359,22 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
         raise OcrPhasesError(
             f"A decode step takes one token per row, got {width}: pass input ids [B, 1]."
         )
-    leaked = ", ".join(state.interface.leaked_images(arguments))
+    leaked = state.interface.leaked_images(arguments)
+    if leaked:
+        raise _images_in_decode(", ".join(leaked))
     try:
-        if not leaked:
-            out = state.interface.forward(model, arguments, use_cache=True, logits_to_keep=1)
-            state.carried = state.interface.carried_from_step(model, state.carried, out)
-            return out.logits[:, -1]
+        out = state.interface.forward(model, arguments, use_cache=True, logits_to_keep=1)
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
-        # None was handed over, so a hook or a wrapper added it on the way to the model.
-        leaked = str(error).strip().splitlines()[0]
-    raise OcrPhasesError(f"Image arguments reached decode ({leaked}): pass them to prefill only.")
+        # No image was handed over, so a hook or a wrapper added one on the way to the model.
+        raise _images_in_decode(str(error).strip().splitlines()[0]) from error
+    state.carried = state.interface.carried_from_step(model, state.carried, out)
+    return out.logits[:, -1]
+
+
+def _images_in_decode(images: str) -> OcrPhasesError:
+    return OcrPhasesError(f"Image arguments reached decode ({images}): pass them to prefill only.")
 
 
 @torch.no_grad()
@@ -401,9 +408,8 @@ def decode(
     # A step of its own may be compiled, which hooks on the model would undo.
     hooks = stage_hooks(model, state.interface, timeline if step is None else NoTimeline(), [])
     with kernels, hooks, timeline.in_phase("decode"):
-        while (
-            any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0
-        ):
+        steps = min(eos_check_every, max_new_tokens - state.generated)
+        while any(running) and steps > 0:
             for number in range(1, steps + 1):
                 decode_step(model, state, timeline, read=number == steps, step=step)
             fresh = [ids[-steps:] for ids in state.ids]
@@ -412,6 +418,7 @@ def decode(
             ]
             if on_tokens is not None:
                 on_tokens(fresh)
+            steps = min(eos_check_every, max_new_tokens - state.generated)
     # A static cache counts on the device, so its count is read once, after the last step.
     _check_counts(device_lengths(state.cache), state.length)
     rows = [until_end(ids, ends) for ids in state.ids]
@@ -495,8 +502,10 @@ def logits_fault(sums: Tensor, newest: Tensor, *, whole: bool = False) -> str | 
 
 def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
     """``ids`` up to and with the first end token."""
-    end = next((place for place, token in enumerate(ids, 1) if token in eos_ids), len(ids))
-    return ids[:end]
+    for place, token in enumerate(ids):
+        if token in eos_ids:
+            return ids[: place + 1]
+    return ids[:]
 
 
 def _check_model(model: nn.Module) -> None:
@@ -541,9 +550,11 @@ def _check_cache(state: DecodeState) -> None:
         _check_layers(state, state.layers)
         return
     held = held_entries(state.cache)
-    # A step adds its own entry to those kept for it, so one that grows keeps one less than the step
-    # sees.
-    kept = None if state.window is None else state.window - (held is not None)
+    kept = state.window
+    if kept is not None and held is not None:
+        # A step adds its own entry to those kept for it, so a cache that grows keeps one less than
+        # the step sees.
+        kept -= 1
     state.entries.append(windowed_length(state.length, state.lengths[0], kept))
     _check_counts([cache_length(state.cache)], state.length)
     _check_counts([held], state.entries[-1])
@@ -565,7 +576,7 @@ def _check_layers(state: DecodeState, after_prefill: list[LayerEntries]) -> None
 
 def _check_counts(counts: Sequence[int | None], right: int) -> None:
     for count in counts:
-        if count not in (None, right):
+        if count is not None and count != right:
             raise OcrPhasesError(
                 f"The KV cache has {count} entries where {right} are right: each step must add "
                 "one, until its window, if it has one, is full."

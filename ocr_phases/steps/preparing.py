@@ -23,11 +23,11 @@ from ocr_phases.models.devices import device_of
 Listener = Callable[[str], None]
 
 
-def _nobody(what: str) -> None:
-    """Listens to nothing."""
+def _ignore(what: str) -> None:
+    """The listener where nobody wants to know."""
 
 
-_listener: ContextVar[Listener] = ContextVar("listener", default=_nobody)
+_listener: ContextVar[Listener] = ContextVar("listener", default=_ignore)
 
 
 def announce(what: str) -> None:
@@ -54,10 +54,10 @@ def numbered_announcements(total: int | None) -> Iterator[None]:
     """
     listener = _listener.get()
     numbers = itertools.count(1)
-    of_all = "" if total is None else f" of {total}"
+    of_total = "" if total is None else f" of {total}"
 
     def with_number(what: str) -> None:
-        listener(f"{what} ({next(numbers)}{of_all})")
+        listener(f"{what} ({next(numbers)}{of_total})")
 
     with announcements_to(with_number):
         yield

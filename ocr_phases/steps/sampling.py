@@ -43,11 +43,12 @@ class TokenSampler(Protocol):
 
 
 class NoRepeatNGrams:
-    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for
-    nothing.
+    """Forbids each token that would repeat an n-gram of ``size`` tokens; a logits processor.
 
-    Tokens of ``allowed`` may come again. ``generate()`` takes this rule where there is a window or
-    such a token, its own otherwise.
+    Its scores are those of transformers' ``NoRepeatNGramLogitsProcessor``, but the host never waits
+    for the device, and it can look at the last ``window`` tokens alone (0 stands for all). Tokens
+    of ``allowed`` may come again. ``generate()`` is given this rule where there is a window or such
+    a token, and takes its own otherwise.
     """
 
     def __init__(self, size: int, window: int = 0, allowed: Sequence[int] = ()) -> None:
@@ -92,11 +93,6 @@ class Sampler:
         from transformers import generation
 
         settings = settings or SamplingSettings()
-        warpers = [  # each with the value that changes nothing
-            (generation.TemperatureLogitsWarper, settings.temperature, 1.0),
-            (generation.TopKLogitsWarper, settings.top_k, 0),
-            (generation.TopPLogitsWarper, settings.top_p, 1.0),
-        ]
         chosen: list[Processor] = []
         if settings.repetition_penalty != 1.0:
             chosen.append(generation.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
@@ -104,11 +100,18 @@ class Sampler:
             chosen.append(_ngram_rule(settings))
         chosen += rules
         if settings.do_sample:
-            chosen += [make(value) for make, value, neutral in warpers if value != neutral]
+            if settings.temperature != 1.0:
+                chosen.append(generation.TemperatureLogitsWarper(settings.temperature))
+            if settings.top_k != 0:
+                chosen.append(generation.TopKLogitsWarper(settings.top_k))
+            if settings.top_p != 1.0:
+                chosen.append(generation.TopPLogitsWarper(settings.top_p))
         self.processors = generation.LogitsProcessorList(chosen)
         #: Whether the next token is the argmax of the logits as they are.
         self.greedy = not chosen and not settings.do_sample
-        self.generator = torch.Generator(device) if settings.do_sample else None
+        self.generator: torch.Generator | None = None
+        if settings.do_sample:
+            self.generator = torch.Generator(device)
         self.seed = seed
         self.restart()
 
@@ -154,19 +157,26 @@ def checkpoint_rules(
 
     ends = list(end_tokens)
     chosen: list[Processor] = []
-    if words := rules.get("bad_words_ids"):
-        chosen.append(generation.NoBadWordsLogitsProcessor(words, ends or None))
-    if ends and (least := rules.get("min_length")):
-        chosen.append(generation.MinLengthLogitsProcessor(least, ends, device=device))
-    if ends and (least := rules.get("min_new_tokens")):
+    bad_words = rules.get("bad_words_ids")
+    if bad_words:
+        chosen.append(generation.NoBadWordsLogitsProcessor(bad_words, ends or None))
+    min_length = rules.get("min_length")
+    if min_length and ends:
+        chosen.append(generation.MinLengthLogitsProcessor(min_length, ends, device=device))
+    min_new_tokens = rules.get("min_new_tokens")
+    if min_new_tokens and ends:
         chosen.append(
-            generation.MinNewTokensLengthLogitsProcessor(prompt_len, least, ends, device=device)
+            generation.MinNewTokensLengthLogitsProcessor(
+                prompt_len, min_new_tokens, ends, device=device
+            )
         )
-    if tokens := rules.get("suppress_tokens"):
-        chosen.append(generation.SuppressTokensLogitsProcessor(tokens, device=device))
-    if tokens := rules.get("begin_suppress_tokens"):
+    never = rules.get("suppress_tokens")
+    if never:
+        chosen.append(generation.SuppressTokensLogitsProcessor(never, device=device))
+    not_first = rules.get("begin_suppress_tokens")
+    if not_first:
         chosen.append(
-            generation.SuppressTokensAtBeginLogitsProcessor(tokens, prompt_len, device=device)
+            generation.SuppressTokensAtBeginLogitsProcessor(not_first, prompt_len, device=device)
         )
     return chosen
 
@@ -177,19 +187,16 @@ def sampler_for(
     """What a request of a checkpoint chooses its tokens with, after prompts of ``prompt_len``
     tokens.
     """
-    said = checkpoint.generation
-    end_tokens = () if request.ignore_eos else said.end_tokens
-    rules = checkpoint_rules(said.rules, end_tokens, prompt_len, checkpoint.device)
+    generation = checkpoint.generation
+    end_tokens = () if request.ignore_eos else generation.end_tokens
+    rules = checkpoint_rules(generation.rules, end_tokens, prompt_len, checkpoint.device)
     return kind(request.infer, request.seed, checkpoint.device, rules)
-
-
-OnTokens = Callable[[list[list[int]]], None]
 
 
 class _Listener:
     """Hands on the tokens of each step of ``generate()``, which asks it whether to stop: never."""
 
-    def __init__(self, on_tokens: OnTokens) -> None:
+    def __init__(self, on_tokens: Callable[[list[list[int]]], None]) -> None:
         self._on_tokens = on_tokens
 
     def __call__(self, ids: Tensor, scores: Any, **options: Any) -> bool:
@@ -201,26 +208,43 @@ def one_shot(
     checkpoint: Checkpoint,
     inputs: ModelInputs,
     request: Request,
-    on_tokens: OnTokens | None = None,
+    on_tokens: Callable[[list[list[int]]], None] | None = None,
     *,
     end_tokens: Sequence[int] = (),
 ) -> list[list[int]]:
-    """One list of new ids a row; ``on_tokens`` gets those of each step, one list a row.
+    """Let the model's own ``generate()`` write the answers: a list of new ids for each row.
 
-    It ends where ``generate()`` of this checkpoint does, or at one of ``end_tokens`` where they are
-    given. The caller's random numbers stay what they would have been. `OcrPhasesError` where the
-    class cannot generate.
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        The loaded model.
+    inputs : ModelInputs
+        The prompts, on the model's device.
+    request : Request
+        How many tokens, and how each is chosen. The caller's random numbers stay what they would
+        have been.
+    on_tokens : callable, optional
+        Called with the new ids of each step, a list for each row.
+    end_tokens : sequence of int, optional
+        What ends an answer; by default what ends one in ``generate()`` of this checkpoint.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where the class cannot generate, or not with these rows.
     """
     from transformers.generation import LogitsProcessorList
 
     model = checkpoint.model
     interface = checkpoint.interface
     infer = request.infer
-    said = checkpoint.generation
-    end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
+    generation = checkpoint.generation
+    end_tokens = end_tokens or generation.own_end_tokens or generation.end_tokens
     if request.ignore_eos:  # an id that no token has; None would mean the checkpoint's own ends
         end_tokens = [vocabulary_size(model)]
-    own_rules = [_ngram_rule(infer)] if infer.has_own_rule else []
+    own_rules = []
+    if infer.has_own_rule:
+        own_rules.append(_ngram_rule(infer))
     window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
@@ -234,6 +258,9 @@ def one_shot(
             model=type(model).__name__,
             generate=Keyword("generate", True),
         )
+    listeners = None
+    if on_tokens is not None:
+        listeners = [_Listener(on_tokens)]
     # generate() samples with torch's own generator of the device.
     seeded = device_of(inputs.input_ids.device).seeded(request.seed)
     with torch.no_grad(), interface.silenced(), seeded:
@@ -244,7 +271,7 @@ def one_shot(
             return_dict_in_generate=False,
             use_cache=True,
             pad_token_id=checkpoint.pad_id,
-            stopping_criteria=None if on_tokens is None else [_Listener(on_tokens)],
+            stopping_criteria=listeners,
             logits_processor=LogitsProcessorList(own_rules),
             **infer.as_generate(),
         )

@@ -75,7 +75,11 @@ def check_strategy(request: Request, interface: ModelInterface, device: torch.de
 def missing_compiler(kind: str) -> str | None:
     """What torch.compile would miss on a device of this kind; None where it has all it needs."""
     if kind == "cuda":
-        return None if importlib.util.find_spec("triton") else "triton (pip install triton)"
+        if importlib.util.find_spec("triton"):
+            return None
+        return "triton (pip install triton)"
     default = "clang++" if sys.platform == "darwin" else "g++"
     compiler = os.environ.get("CXX", default)
-    return None if shutil.which(compiler) else f"a C++ compiler, and {compiler} is not here"
+    if shutil.which(compiler):
+        return None
+    return f"a C++ compiler, and {compiler} is not here"
