@@ -15,6 +15,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
+from ocr_phases.families import NO_VIEWS
 from ocr_phases.images import describe_page
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
@@ -65,6 +66,7 @@ SHAPES = {
     "batch": {"rows": 3},
     "redecode": {"first_token": "redecode"},
     "generate": {"generate": True, "repeats": 2},
+    "no image": {"image": False},
 }
 
 Row = tuple[Any, ...]
@@ -114,9 +116,12 @@ def make_run(
     max_tokens: int | None = None,
     seed: int = 0,
     page_name: str = "example.png",
+    image: bool = True,
 ) -> PhaseRun:
     """A record as the measuring half writes it, with invented times that a seed fixes."""
     view = _GUNDAM if crops else _BASE
+    if not image:
+        view = _NO_VIEW
     pieces = _pieces(text, max_tokens)
     steps = len(pieces) if first_token == "redecode" else len(pieces) - 1
 
@@ -126,18 +131,21 @@ def make_run(
         if generate:
             spans += _generate_repeat(rng, repeat, cuda=cuda)
         else:
-            spans += _repeat(rng, repeat, steps, crops=crops, cuda=cuda)
+            spans += _repeat(rng, repeat, steps, crops=crops, cuda=cuda, image=image)
 
     lengths = [view.prefill_len + step for step in range(steps + 1)]
     if first_token == "redecode":  # its first step writes again what the prefill had written
         lengths = [view.prefill_len, *lengths[:-1]]
 
-    page = describe_page(*page_file(), page_name, embed=embed) | view.of_page()
-    pages = [page | {"row": row} for row in range(rows)]
+    pages = []
+    if image:
+        page = describe_page(*page_file(), page_name, embed=embed) | view.of_page()
+        pages = [page | {"row": row} for row in range(rows)]
+    prompt = _PROMPT if image else _PROMPT_ALONE
     result = _result(pieces, return_text=return_text)
     request = {
-        "prompt": _PROMPT,
-        "prompts": [_PROMPT] * rows,
+        "prompt": prompt,
+        "prompts": [prompt] * rows,
         "preset": view.preset,
         "max_new_tokens": len(pieces),
         "prefill_len": view.prefill_len,
@@ -186,6 +194,8 @@ class _View:
 
 _GUNDAM = _View("gundam", (2, 3), 912, 903)
 _BASE = _View("base", (1, 1), 282, 273)
+_NO_VIEW = _View(NO_VIEWS, (1, 1), 16, 0)
+_PROMPT_ALONE = "Write a haiku about receipts."
 _PROMPT = "<image>\n<|grounding|>Convert the document to markdown."
 _VERSIONS = {
     "python": "3.11.2",
@@ -427,19 +437,21 @@ def _generate_repeat(rng: np.random.Generator, repeat: int, *, cuda: bool) -> li
 
 
 def _repeat(
-    rng: np.random.Generator, repeat: int, steps: int, *, crops: bool, cuda: bool
+    rng: np.random.Generator, repeat: int, steps: int, *, crops: bool, cuda: bool, image: bool
 ) -> list[Row]:
     """The spans of a repeat; of its decode steps number 60 takes four times as long."""
     clock = _RepeatClock(rng, repeat, cuda=cuda)
     _prepare(clock)
 
     begin = clock.now
-    for view in ("local", "global") if crops else ("global",):
+    views = ("local", "global") if crops else ("global",)
+    for view in views if image else ():
         pace = 1.3 if view == "local" else 1.0
         for name, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
             clock.now += 0.2
             clock.stage("prefill", name, ms * pace, view)
-    clock.stage("prefill", "vision_fusion", 3.5)
+    if image:
+        clock.stage("prefill", "vision_fusion", 3.5)
     clock.stage("prefill", "language_model", 160.0)
     clock.stage("prefill", "lm_head", 2.0)
     clock.stage("prefill", "sampling", 0.4)

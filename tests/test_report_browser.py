@@ -185,6 +185,15 @@ def it_is_legible_and_accessible(page, width):
     assert (seen["language"], seen["mains"]) == ("en", 1)
 
 
+def test_a_report_of_a_prompt_without_an_image_has_its_tokens_and_no_sheet(opened, tmp_path):
+    page = opened(make_run(image=False).report(tmp_path / "report"))
+    scrubber = page.locator(".opv-scrubber")
+    scrubber.focus()
+    scrubber.press("ArrowRight")
+    assert page.locator(".opv-readout").inner_text().startswith("Token 2 of")
+    assert not page.locator(".opv-page").is_visible()
+
+
 def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
     chromium,
 ):

@@ -141,7 +141,7 @@ def _peak_phase(run: Record) -> str:
 def _manner_text(run: Record) -> str:
     """How the pages of a figure that counts pages were read."""
     pages = count_text(len(run.pages), "page")
-    return f"{pages} at a time, {run.page.preset}, {run.request.strategy}"
+    return f"{pages} at a time, {run.preset}, {run.request.strategy}"
 
 
 def _cache_text(run: Record) -> str:
@@ -160,7 +160,9 @@ def _energy_text(figures: dict[str, Any]) -> str:
     tokens_j = figures["thousand_tokens_j"]
     if tokens_j is not None:
         parts.append(f"{tokens_j:,.3g} J for 1,000 tokens")
-    parts.append(f"{figures['wh_per_1000_pages']:,.3g} Wh for 1,000 pages")
+    of_pages = figures["wh_per_1000_pages"]
+    if of_pages is not None:
+        parts.append(f"{of_pages:,.3g} Wh for 1,000 pages")
     note = f"per run; {', '.join(parts)}"
     idle_share = figures["idle_energy_share"]
     if idle_share is not None:

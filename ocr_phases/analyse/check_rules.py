@@ -49,6 +49,7 @@ from ocr_phases.text import (
     percent_within,
 )
 
+NO_IMAGE = Verdict("n/a", "the prompt has no image")
 NO_STEPS = Verdict("n/a", "there was no decode step")
 NO_TREND = "too few steps for a trend"
 TOO_BUSY = "the machine was too busy to judge it"
@@ -107,6 +108,8 @@ def _without_steps(run: Record) -> Verdict:
 
 
 def _vision_in_prefill_only(run: Record) -> Verdict:
+    if not run.has_page:
+        return NO_IMAGE
     if not summary(run)["decode_steps"]:
         return _without_steps(run)
     decode = run.spans[run.spans["phase"] == "decode"]
@@ -295,8 +298,10 @@ def _visible_page(run: Record) -> Verdict:
     """A page of which the vendor's formula leaves no image token is so long and narrow that it
     vanishes.
     """
+    if not run.has_page:
+        return NO_IMAGE
     counts = [page.valid_image_tokens for page in run.pages]
-    if not counts or None in counts:
+    if None in counts:
         return Verdict("n/a", "how the page was cut is unknown")
     invisible = []
     for number, page in enumerate(run.pages, 1):

@@ -65,7 +65,7 @@ def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None
 
 def _setting_labels(runs: Sequence[Record]) -> list[str]:
     """Page, model, preset and strategy of each record, as far as these differ."""
-    facts = [(run.page_name(), run.model.name, run.page.preset, run.model.strategy) for run in runs]
+    facts = [(run.page_name(), run.model.name, run.preset, run.model.strategy) for run in runs]
     differing = [
         place for place in range(len(facts[0])) if len({fact[place] for fact in facts}) > 1
     ]
@@ -266,17 +266,19 @@ class ComparedRecords(Hinted):
 
 def _settings(run: Record) -> dict[str, Any]:
     """How a record was measured, by part and name."""
-    page = {
-        "file": run.page.file,
-        "sha256": run.page.sha256,
-        "width": run.page.width,
-        "height": run.page.height,
-        "preset": run.page.preset,
-        "grid": run.page.grid,
-        "image_tokens": run.page.image_tokens,
-        "text_tokens": run.page.text_tokens,
-        "pages": len(run.pages),
-    }
+    page: dict[str, Any] = {"file": run.page_file}
+    if run.has_page:
+        page = {
+            "file": run.page.file,
+            "sha256": run.page.sha256,
+            "width": run.page.width,
+            "height": run.page.height,
+            "preset": run.page.preset,
+            "grid": run.page.grid,
+            "image_tokens": run.page.image_tokens,
+            "text_tokens": run.page.text_tokens,
+            "pages": len(run.pages),
+        }
     return {
         "device": to_plain(run.device),
         "versions": run.versions,

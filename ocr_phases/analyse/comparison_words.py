@@ -193,7 +193,11 @@ def _other_page(baseline: Record, other: Record, label: str) -> Iterator[str]:
         return
     now = _page_names(other)
     then = _page_names(baseline)
-    if now == then:
+    if not other.has_page:
+        yield f"{label} has no page, because its prompt has no image (baseline: {then})."
+    elif not baseline.has_page:
+        yield f"{label} read a page, {now}, and the baseline's prompt has no image."
+    elif now == then:
         yield f"{label} read another page of the same name, {now}."
     else:
         yield f"{label} read another page: {now} (baseline: {then})."

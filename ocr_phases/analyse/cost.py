@@ -387,26 +387,31 @@ def run_cost(run: Record) -> pd.DataFrame:
     """The cost of a record's prefill and of the decode step in the middle of the run, columns
     `COST_COLUMNS`.
 
-    Without a step there is none. The vendor's class makes logits of all positions in its prefill.
-    Raises `OcrPhasesError` where the record's config, dtype, preset or length of the prompt is
-    unknown.
+    Without a step there is none, and of a prompt without an image there is no vision. The vendor's
+    class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
+    config, dtype, preset or length of the prompt is unknown.
     """
     prompt_tokens = run.request.prefill_len
     if prompt_tokens is None:
         raise OcrPhasesError("The server did not tell how long the prompt is.")
     shape = run_shape(run)
-    prefill = prefill_cost(
-        run.model.config,
-        prompt_len=prompt_tokens,
-        views=vision_calls(
+    views: list[VisionCall] = []
+    if run.has_page:
+        views = vision_calls(
             run.request.preset,
             [page.grid for page in run.pages],
             run.model.family,
             ViewSizes.from_settings(run.request),
-        ),
+        )
+    prefill = prefill_cost(
+        run.model.config,
+        prompt_len=prompt_tokens,
+        views=views,
         logits_for="all" if run.model.implementation == "vendor" else "last",
         **shape,
     )
+    if not run.has_page:  # and so no vectors of one that are put between those of the text
+        prefill = prefill[prefill["stage"] != "vision_fusion"].reset_index(drop=True)
     lengths = run.cache.lengths or []
     steps = len(lengths) - 1  # the first length is the one that the prefill leaves
     if steps < 1:
@@ -453,25 +458,30 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     rows, ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle
     device takes in the same time, None without a meter; and ``price_per_1000_pages`` by the
     request's ``price_per_hour``, None without one. Loading the model and what is between two pages
-    are not in it.
+    are not in it. Of a prompt without an image the figures of pages are None.
     """
     pages = len(run.pages)
-    hours = hours_per_1000_pages(page_ms / pages)
     price_per_hour = run.request.price_per_hour
     figures: dict[str, float | None] = {
         "energy_j": None,
-        "pages_per_hour": 1000.0 / hours,
-        "price_per_1000_pages": None if price_per_hour is None else price_per_hour * hours,
+        "pages_per_hour": None,
+        "price_per_1000_pages": None,
         "wh_per_1000_pages": None,
         "thousand_tokens_j": None,
         "idle_energy_share": None,
     }
+    if run.has_page:
+        hours = hours_per_1000_pages(page_ms / pages)
+        figures["pages_per_hour"] = 1000.0 / hours
+        if price_per_hour is not None:
+            figures["price_per_1000_pages"] = price_per_hour * hours
     energy = energy_of(run)
     if energy is None or energy.run_joules is None:
         return figures
     joules = energy.run_joules
     figures["energy_j"] = joules
-    figures["wh_per_1000_pages"] = joules / pages / 3.6
+    if run.has_page:
+        figures["wh_per_1000_pages"] = joules / pages / 3.6
     tokens = sum(len(row.ids) for row in run.results)
     if tokens > 0:
         figures["thousand_tokens_j"] = joules / tokens * 1000

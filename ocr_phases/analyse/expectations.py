@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ocr_phases.analyse.check_rules import NO_TREND, TOO_BUSY, trend_text
+from ocr_phases.analyse.check_rules import NO_IMAGE, NO_TREND, TOO_BUSY, trend_text
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share
 from ocr_phases.analyse.noise import Verdict, is_noisy
@@ -40,7 +40,8 @@ class Expectation:
     """One rule of thumb: what ``measure`` finds in a record usually is from ``low`` to ``high``.
 
     ``name`` is its name in JSON, which never changes, ``title`` the same in words, ``expected`` the
-    range in words, and ``fix`` says where to look if a record is out of it.
+    range in words, and ``fix`` says where to look if a record is out of it. ``is_of_page`` says
+    that the range is of a prompt with a page in it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Expectation:
     low: float
     high: float
     measure: Callable[[Record], Measured]
+    is_of_page: bool = False
 
 
 def expectation_verdicts(run: Record) -> list[Verdict]:
@@ -67,6 +69,8 @@ def _verdict(run: Record, expectation: Expectation) -> Verdict:
     if facts_of(run.model.family).is_unknown:
         # The ranges were written down for DeepSeek-OCR, and say nothing of another model.
         text = "nothing is expected of a model of unknown family"
+    elif expectation.is_of_page and not run.has_page:
+        text = NO_IMAGE.measured
     else:
         measured = expectation.measure(run)
         text = measured.text
@@ -198,6 +202,7 @@ _PUBLISHED = (
         low=50,
         high=200,
         measure=_prefill,
+        is_of_page=True,
     ),
     Expectation(
         name="expected_decode_step",
@@ -216,6 +221,7 @@ _PUBLISHED = (
         low=5,
         high=15,
         measure=_steps_of_prefill,
+        is_of_page=True,
     ),
     Expectation(
         name="expected_vision_share",
@@ -225,6 +231,7 @@ _PUBLISHED = (
         low=0.3,
         high=0.5,
         measure=_vision_share,
+        is_of_page=True,
     ),
     Expectation(
         name="expected_language_share",
@@ -234,6 +241,7 @@ _PUBLISHED = (
         low=0.4,
         high=0.6,
         measure=_language_share,
+        is_of_page=True,
     ),
     Expectation(
         name="expected_cache_write",
@@ -243,6 +251,7 @@ _PUBLISHED = (
         low=0.05,
         high=0.1,
         measure=_cache_write,
+        is_of_page=True,
     ),
     Expectation(
         name="expected_forward_share",
@@ -279,6 +288,7 @@ _PUBLISHED = (
         low=0,
         high=1,
         measure=_memory_share,
+        is_of_page=True,
     ),
 )
 

@@ -41,7 +41,8 @@ def summary(record: Record) -> dict[str, Any]:
     ``compression_ratio`` is text tokens over valid image tokens, as the vendor counts both, of the
     first row: the text is tokenised anew, and may then have more tokens than were generated.
     ``generated_compression_ratio`` is of the generated ones. What pages cost is
-    `ocr_phases.analyse.cost.page_cost`.
+    `ocr_phases.analyse.cost.page_cost`. Of a prompt without an image all figures of vision, of
+    image tokens and of pages are None; ``page_ms`` is then the whole run.
     """
     page_ms = float(np.median(end_to_end_ms(record)))
     parts = _prefill_parts(record)
@@ -144,7 +145,9 @@ def _text_figures(record: Record) -> dict[str, float | None]:
     text_tokens = record.result.text_tokens
     of_pages = [page.valid_image_tokens for page in record.pages if page.row == 0]
     known = [tokens for tokens in of_pages if tokens is not None]
-    valid_tokens = sum(known) if len(known) == len(of_pages) else None
+    valid_tokens = None
+    if of_pages and len(known) == len(of_pages):
+        valid_tokens = sum(known)
     return {
         "text_tokens": text_tokens,
         "valid_image_tokens": valid_tokens,

@@ -35,7 +35,7 @@ from ocr_phases.analyse.text import (
 )
 from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.files import conform, parse_json, read_regular, split_page
-from ocr_phases.record import Record, RecordType
+from ocr_phases.record import NO_PAGE, Record, RecordType
 from ocr_phases.record.schema import TrueRegion, Truth
 
 #: The suffixes of a truth by its page's name, in the order in which they are looked for.
@@ -192,13 +192,15 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
     """The same record with the reference text of a row's page: ``truth``, or a path for
     `load_truth`.
 
-    Raises `OcrPhasesError` for a record without a text, and as `load_truth` does.
+    Raises `OcrPhasesError` for a record without a text or a page, and as `load_truth` does.
     """
     if record.result_of(row).text is None:
         raise OcrPhasesError(
             "This record has no text ({without_text}), so it keeps no reference text either.",
             without_text=Keyword("return_text", False),
         )
+    if not record.has_page:
+        raise OcrPhasesError(f"{NO_PAGE} A reference text is what a page says.")
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
     truths[row] = reference

@@ -26,7 +26,7 @@ from ocr_phases.analyse.stages import (
     step_table,
     token_of_step,
 )
-from ocr_phases.record import Record
+from ocr_phases.record import TEXT_ONLY, Record
 from ocr_phases.text import (
     count_text,
     digits_text,
@@ -55,9 +55,13 @@ _COUNTED = {
 def preset_text(run: Record) -> str:
     """The preset and, where nobody asked for it, that it is the model's default; empty without one.
 
+    Of a prompt without an image it says that there is none.
+
     The same weights may have another default under another name. What a server chose is not known
     to be its default.
     """
+    if not run.has_page:
+        return "no image"
     if not run.request.preset:
         return ""
     name = run.page.preset
@@ -84,13 +88,17 @@ def headline(run: Record) -> str:
         time = ms_text(figures["generate_ms"])
         if run.is_server:
             return f"The server read {pages} in {time}, and its answer came in one piece."
-        return f"generate() read {pages} in {time}."
+        verb = "read" if run.has_page else "answered"
+        return f"generate() {verb} {pages} in {time}."
     larger = _larger_phase(run)
     share = percent_text(_phase_time(run, larger) / figures["page_ms"])
-    took = "took" if len(run.results) == len(run.pages) == 1 else "took together"
+    is_single = len(run.results) == 1 and len(run.pages) <= 1
+    took = "took" if is_single else "took together"
     whole = f"the {ms_text(figures['page_ms'])} that {pages} {took}"
     text = f"{_phase_subject(run, larger)} is {share} of {whole}"
-    if figures["vision_share"]:
+    if not run.has_page:
+        text += "; there is no vision"
+    elif figures["vision_share"]:
         text += f"; vision is {percent_text(figures['vision_share'])} of the prefill"
     text += "."
     repeated = repeated_share(run)
@@ -416,6 +424,8 @@ def _is_cut(run: Record) -> bool:
 
 def _pages_text(run: Record) -> str:
     """What was read, as the object of a sentence."""
+    if not run.has_page:
+        return f"this {TEXT_ONLY}"
     if len(run.results) > 1:
         return f"these {len(run.results)} rows"
     if len(run.pages) > 1:

@@ -112,7 +112,7 @@ def _cell_settings(run: Record) -> dict[str, Any]:
         "vision": run.request.vision,
         "max_new_tokens": run.request.max_new_tokens,
         "model": run.model.name,
-        "preset": run.page.preset,
+        "preset": run.preset,
         "device": run.device.name,
         "batch": len(run.results),
         "tokens": run.token_count,

@@ -41,6 +41,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     _add_served_model(command)
     _add_trace(command)
     _add_show_text(command)
+    _add_no_image(command)
     _add_out(command, "report")
     command.add_argument("pages", nargs="*", metavar="PAGE", help=_PAGE_HELP)
     command.add_argument("--record", help="show this run.json instead of measuring")
@@ -142,6 +143,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     _add_served_model(command)
     _add_trace(command)
     _add_show_text(command)
+    _add_no_image(command)
     command.add_argument(
         "--save", help="file for the record (default: run.json, or run-2.json and so on)"
     )
@@ -469,6 +471,14 @@ def _add_show_text(command: argparse.ArgumentParser) -> None:
         "--show-text",
         action="store_true",
         help="write the text of the first run to stderr while the model makes it",
+    )
+
+
+def _add_no_image(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--no-image",
+        action="store_true",
+        help="measure a --prompt of your own without a page; such a run has no vision",
     )
 
 

@@ -120,8 +120,10 @@ def warn_of_remote_code(model: str) -> None:
 def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
     """Raise `OcrPhasesError` for a page that cannot be read, or that has no text in ``--truth``.
 
-    Without ``pages`` the command's own page is looked at.
+    Without ``pages`` the command's own page is looked at, and nothing beside ``--no-image``.
     """
+    if "--no-image" in arguments.given:
+        return
     from ocr_phases.analyse.quality import load_truth
     from ocr_phases.images import load_page, unnamed_pages
 
@@ -181,12 +183,17 @@ def measure(
     page: str | None = None,
     **changes: Any,
 ) -> PhaseRun:
-    """Measure ``page``, or the command's, with the command's settings and ``changes``."""
+    """Measure ``page``, or the command's, with the command's settings and ``changes``.
+
+    Beside ``--no-image`` that is the prompt alone.
+    """
     if session is None:
         session = load_session(arguments)
     settings = Settings.among(vars(arguments))
     keywords = settings.of_run() | changes
-    run_inference = partial(session.run_inference, page or arguments.page, **keywords)
+    if page is None and "--no-image" not in arguments.given:
+        page = arguments.page
+    run_inference = partial(session.run_inference, page, **keywords)
     shown = _shown_text(session) if "--show-text" in arguments.given else None
     return measure_with_bar(
         arguments, run_inference, settings.expected_tokens, settings.warmup, shown

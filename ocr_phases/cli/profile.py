@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.dry_run:
         return _dry_run(arguments)
-    if arguments.repeated is None and arguments.page is None:
+    is_named = arguments.repeated is not None or arguments.page is not None
+    if not is_named and not arguments.no_image:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
     target = measuring.check_target(arguments, arguments.repeated)
     earlier = None

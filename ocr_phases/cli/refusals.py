@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ocr_phases.cli.options import BESIDE_PUBLISHED, FAMILY, OF_SERVERS, PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
@@ -67,6 +67,8 @@ def refuse_idle(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_idle_of_report(arguments: argparse.Namespace) -> None:
+    if arguments.no_image:
+        _refuse_beside_no_image(arguments, arguments.pages)
     _refuse_beside_server(arguments)
     _refuse_beside_record(arguments)
     _refuse_truth_without_text(arguments)
@@ -74,6 +76,8 @@ def _refuse_idle_of_report(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
+    if arguments.no_image:
+        _refuse_beside_no_image(arguments, [arguments.page] if arguments.page else [])
     _refuse_beside_server(arguments)
     _refuse_truth_without_text(arguments)
     _refuse_steps_without_kernels(arguments)
@@ -171,6 +175,14 @@ def _refuse_beside_published(arguments: argparse.Namespace) -> None:
 
 
 # -- rules of several verbs --------------------------------------------------------------------
+
+
+def _refuse_beside_no_image(arguments: argparse.Namespace, pages: Sequence[str]) -> None:
+    why = "--no-image measures a prompt without a page, with a model that is loaded here"
+    if pages:
+        raise OcrPhasesError(f"{why}: drop {', '.join(pages)}.")
+    names = {"record", "from", "truth", "server", "dry_run", "card", "cards", "batch"}
+    refuse_options(arguments, names, why)
 
 
 def _refuse_beside_server(arguments: argparse.Namespace) -> None:

@@ -33,7 +33,9 @@ def run(arguments: argparse.Namespace) -> None:
     artifacts.
     """
     arguments.result = {"reports": []}
-    if shows_saved(arguments, "record", arguments.pages):
+    if arguments.no_image:
+        _measure_prompt(arguments)
+    elif shows_saved(arguments, "record", arguments.pages):
         _show(arguments)
     else:
         _measure(arguments)
@@ -85,6 +87,27 @@ def _measure(arguments: argparse.Namespace) -> None:
             raise
         if arguments.stopped:
             return
+
+
+def _measure_prompt(arguments: argparse.Namespace) -> None:
+    """Measure a prompt without an image.
+
+    The report's notebook shows the record, because it has no parameter for such a measurement.
+    """
+    from ocr_phases.report.result_files import RESULTS
+
+    settings = Settings.among(vars(arguments))
+    kernels = arguments.kernels or arguments.trace
+    if arguments.out:
+        check_names(arguments.out, RESULTS, overwrite=arguments.overwrite)
+    session = load_session(arguments)
+    session.check_request(None, **(settings.of_run() | {"kernels": kernels}))
+    folder = folder_for(arguments.out, REPORT_FOLDER)
+    trace = folder / TRACE_NAME if arguments.trace else None
+    run = measure(arguments, session, kernels=kernels, kernel_trace=trace)
+    with rescued(run.save):
+        record = run.save(folder / RECORD, overwrite=arguments.overwrite)
+    _write(arguments, run, folder, {"record": str(record.resolve()), "truth": None})
 
 
 def _one_report_each(pages: Sequence[str], prompt: str) -> list[str]:

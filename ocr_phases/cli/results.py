@@ -78,14 +78,17 @@ def show_quality(run: PhaseRun) -> None:
 
 
 def run_result(run: PhaseRun) -> dict[str, Any]:
-    """A run's headline, figures and verdict; ``quality`` where its page's truth is known."""
+    """A run's headline, figures and verdict; ``quality`` where its page's truth is known.
+
+    ``page`` is None where the prompt had no image.
+    """
     from ocr_phases.analyse.checks import run_checks, with_verdict, worst_verdict
     from ocr_phases.analyse.quality import quality_of
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
     result: dict[str, Any] = {
-        "page": run.page.file,
+        "page": run.page.file if run.has_page else None,
         "headline": headline(run),
         "metrics": run.summary(),
     }

@@ -181,7 +181,7 @@ class ServerSession(Hinted):
     @explain_wrong_calls
     def run_inference(
         self,
-        page: Pages,
+        page: Pages | None,
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
@@ -277,7 +277,7 @@ class ServerSession(Hinted):
     @explain_wrong_calls
     def check_request(
         self,
-        page: Pages,
+        page: Pages | None,
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
@@ -349,6 +349,11 @@ class ServerSession(Hinted):
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
+        if page is None:
+            raise OcrPhasesError(
+                "A server is asked to read a page: name one. A prompt without an image is measured "
+                "with a model that is loaded here."
+            )
         request = resolve_request(asked, self.family, page)
         self._check_possible(asked, request)
         if len(request.pages) != 1 or len(request.prompts) != 1:

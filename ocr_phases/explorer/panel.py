@@ -516,12 +516,15 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             return
         page, name = self.form.pages[names[0]]
         image = first_image(page, name)
-        if self.run is not None and page_address(self.run.page_image(0)) == page_address(image):
+        shown = None
+        if self.run is not None and self.run.has_page:
+            shown = self.run.page_image(0)
+        if page_address(shown) == page_address(image):
             self.chosen_page = {}
             return
         sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
         if self.run is not None:
-            sentence += f" What is grey belongs to {printable(self.run.page.file, 60)}."
+            sentence += f" What is grey belongs to {printable(self.run.page_file, 60)}."
         self.chosen_page = {"said": sentence, "size": image.size, "href": page_address(image)}
 
     def _take_files(self, command: Command) -> None:

@@ -46,12 +46,12 @@ _COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
 
 def description(run: PhaseRun) -> list[str]:
     """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
-    files = ", ".join(dict.fromkeys(page.file for page in run.pages))
+    files = ", ".join(dict.fromkeys(page.file for page in run.pages)) or run.page_file
     words = [
         run.created[:19],
         printable(files, 60),
         printable(str(run.model.name), 40),
-        str(run.page.preset),
+        str(run.preset),
         str(run.model.strategy),
         f"vision {run.request.vision}",
     ]

@@ -13,6 +13,7 @@ from ocr_phases.families.facts import FULL as FULL
 from ocr_phases.families.facts import GROUNDING_TAG as GROUNDING_TAG
 from ocr_phases.families.facts import IMAGE_TAG as IMAGE_TAG
 from ocr_phases.families.facts import MULTIPAGE as MULTIPAGE
+from ocr_phases.families.facts import NO_VIEWS as NO_VIEWS
 from ocr_phases.families.facts import PROCESSOR as PROCESSOR
 from ocr_phases.families.facts import PROMPT_NAMES as PROMPT_NAMES
 from ocr_phases.families.facts import UNKNOWN as UNKNOWN

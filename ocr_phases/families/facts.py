@@ -31,6 +31,8 @@ CELL_TOKENS = (128_821, 128_822)
 UNKNOWN = "unknown"
 #: Its only preset: what the model's own processor does.
 PROCESSOR = "processor"
+#: What stands for a preset where the prompt has no image, so that nothing is cut.
+NO_VIEWS = "none"
 
 #: The published name of the first vision encoder, which all families share.
 SAM_PART = "sam_vit_b"
@@ -518,6 +520,33 @@ class FamilyFacts:
         if grounding is False:
             return f"{self.page_lead}{prompt}"
         return f"{self.page_lead}{self.boxes_tag}{prompt}"
+
+    def text_without_image(self, prompt: str) -> str:
+        """The text passed to the model where there is no page: the user's own, stripped.
+
+        Raises SettingError for an empty prompt, and for one that speaks of a page: a preset, and a
+        text with ``<image>`` or ``<|grounding|>``.
+        """
+        prompt = prompt.strip()
+        if not prompt:
+            raise SettingError("prompt", "The prompt is empty: write one.")
+        name = prompt.partition(":")[0].strip()
+        if prompt in PROMPT_NAMES or name == LOCATE:
+            raise SettingError(
+                "prompt",
+                "The prompt preset {name!r} asks about a page, and there is none: give a page, or "
+                "a prompt of your own.",
+                name=name,
+            )
+        for tag in (IMAGE_TAG, GROUNDING_TAG):
+            if tag in prompt:
+                raise SettingError(
+                    "prompt",
+                    "The prompt has {tag}, which stands for a page or its boxes, and there is no "
+                    "page: give one, or leave {tag} out.",
+                    tag=tag,
+                )
+        return prompt
 
     def _text_of_preset(self, prompt: str, grounding: bool | None, pages: int) -> str:
         """The text of another preset; ``multipage`` has a place for each of the ``pages``."""

@@ -31,15 +31,15 @@ _LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 
 class DeviceInputs:
     """One batch on the model's device, under the names that the native model class takes.
 
-    Row and pixel shapes as in `PageInputs`. num_local_patches: crops of each page; patches_grid:
-    [columns, rows] of each page. position_ids: int64 [B, T] counted from each row's first real
-    token; None where no row is padded.
+    Row and pixel shapes as in `PageInputs`. pixel_values: None where there is no page.
+    num_local_patches: crops of each page; patches_grid: [columns, rows] of each page. position_ids:
+    int64 [B, T] counted from each row's first real token; None where no row is padded.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     images_seq_mask: Tensor
-    pixel_values: Tensor
+    pixel_values: Tensor | None
     pixel_values_local: Tensor | None
     num_local_patches: list[int]
     patches_grid: list[list[int]]
@@ -113,15 +113,21 @@ class PageInputs(Hinted):
         """The batch on `device`; pixels travel as uint8 and become the same bits in `dtype` as on
         the CPU.
         """
-        pages = np.stack([view.global_view for view in self.views])
-        crops = np.concatenate([view.crops for view in self.views])
+        global_views = None
+        local_views = None
+        if self.views:
+            pages = np.stack([view.global_view for view in self.views])
+            crops = np.concatenate([view.crops for view in self.views])
+            global_views = _normalised(pages, device, dtype)
+            if len(crops):
+                local_views = _normalised(crops, device, dtype)
         positions = (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         return DeviceInputs(
             input_ids=self.input_ids.to(device),
             attention_mask=self.attention_mask.to(device),
             images_seq_mask=self.images_seq_mask.to(device),
-            pixel_values=_normalised(pages, device, dtype),
-            pixel_values_local=_normalised(crops, device, dtype) if len(crops) else None,
+            pixel_values=global_views,
+            pixel_values_local=local_views,
             num_local_patches=[len(view.crops) for view in self.views],
             patches_grid=[list(view.grid) for view in self.views],
             position_ids=positions.to(device) if self.padded else None,
@@ -185,13 +191,15 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
     """Put pages and prompts together into one batch, one row a prompt.
 
     Each ``<image>`` of the prompts becomes the image tokens of the next page; the text between is
-    tokenised piece by piece; BOS goes in front, padding on the left.
+    tokenised piece by piece; BOS goes in front, padding on the left. Without any page the prompts
+    have no ``<image>`` either.
 
     Raises OcrPhasesError for prompts that have more or fewer ``<image>`` than there are pages, or
-    one without any.
+    one without any beside pages.
     """
     counts = tuple(prompt.count(IMAGE_TAG) for prompt in prompts)
-    if not all(counts) or sum(counts) != len(views):
+    lacks_image = bool(views) and not all(counts)
+    if lacks_image or sum(counts) != len(views):
         many = "many" if sum(counts) > len(views) else "few"
         whose = "The prompt has" if len(prompts) == 1 else "The prompts have"
         raise OcrPhasesError(

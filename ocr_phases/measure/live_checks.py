@@ -49,6 +49,8 @@ from ocr_phases.text import count_text
 
 #: Widths of steps that a sentence names.
 _MOST_WIDTHS = 4
+#: Why what is checked of an image is not known of a prompt without one.
+_NO_IMAGE = "the prompt has no image"
 _NORM_KINDS = ("RMSNorm", "LayerNorm", "GroupNorm")
 
 
@@ -198,13 +200,20 @@ class Watch:
         """What the forwards of the decode steps show."""
         seen = f"{count_text(len(self.masks), 'step')} checked"
         widths = ", ".join(str(width) for width in sorted(self.widths)[:_MOST_WIDTHS])
-        images = ", ".join(sorted(self.images))
         return [
             check_that(self.widths == {1}, "single_token_steps", seen, f"steps of {widths} tokens"),
-            check_that(not self.images, "no_image_arguments_in_decode", seen, f"{images} arrived"),
+            self._image_arguments(packed, seen),
             passing_check("cache_reused", f"1 object in {seen}"),
             _mask_handed_over(self.masks, packed, state),
         ]
+
+    def _image_arguments(self, packed: PackedPages, seen: str) -> CheckPart:
+        """Whether no step got an image argument; unknown where the prompt has no image."""
+        name = "no_image_arguments_in_decode"
+        if not packed.presets and not self.images:
+            return unknown_check(name, _NO_IMAGE)
+        images = ", ".join(sorted(self.images))
+        return check_that(not self.images, name, seen, f"{images} arrived")
 
 
 def _handed_mask(mask: Any) -> HandedMask:
@@ -254,6 +263,8 @@ def _image_features(packed: PackedPages, vectors: int) -> list[CheckPart]:
     """
     if not isinstance(packed, PageInputs):
         return []  # how a processor cuts a page is its own affair
+    if not packed.views:
+        return [unknown_check("image_features", _NO_IMAGE)]
     breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
     places = sum(packed.image_tokens)
     measured = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
@@ -444,6 +455,8 @@ def _of_packing(packed: PackedPages, checkpoint: Checkpoint) -> list[CheckPart]:
 
 def _image_mask(packed: PageInputs, image_token_id: int) -> CheckPart:
     """Whether the places of the image are those of its tokens, and as many as the views need."""
+    if not packed.views:
+        return unknown_check("image_mask", _NO_IMAGE)
     same_places = torch.equal(packed.images_seq_mask, packed.input_ids == image_token_id)
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)

@@ -91,6 +91,9 @@ def pack_rows(
     checkpoint: Checkpoint, request: Request, timeline: Timeline
 ) -> tuple[PackedPages, list[LoadedPage]]:
     """Load, cut and tokenise the pages of a request: its inputs, and the pages in them."""
+    if not request.pages:
+        with timeline.span("tokenizer"):
+            return pack([], request.prompts, checkpoint), []
     if checkpoint.packer is not None:
         with timeline.span("load_image"):
             pages = [load_page(page) for page in request.pages]
@@ -128,8 +131,8 @@ class Measurement:
     ----------
     loaded_model : LoadedModel
         The model, with what its measurements share.
-    pages : str, Path, bytes, PIL.Image.Image or a sequence of them
-        The pages.
+    pages : str, Path, bytes, PIL.Image.Image, a sequence of them, or None
+        The pages; None for a prompt without an image.
     settings : RunSettings
         What was asked for.
 
@@ -147,7 +150,9 @@ class Measurement:
         The record, once the measurement has ended with at least one finished repeat.
     """
 
-    def __init__(self, loaded_model: LoadedModel, pages: Pages, settings: RunSettings) -> None:
+    def __init__(
+        self, loaded_model: LoadedModel, pages: Pages | None, settings: RunSettings
+    ) -> None:
         checkpoint = loaded_model.checkpoint
         family = checkpoint.family
         self.loaded_model = loaded_model

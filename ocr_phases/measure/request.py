@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ocr_phases.errors import Keyword, SettingError, check_known
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, ViewSizes
-from ocr_phases.inputs.views import Pages, make_rows
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError, check_known
+from ocr_phases.families import (
+    FAMILIES,
+    GROUNDING_TAG,
+    IMAGE_TAG,
+    NO_VIEWS,
+    FamilyFacts,
+    Preset,
+    ViewSizes,
+)
+from ocr_phases.inputs.views import Page, Pages, make_rows
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import (
@@ -30,7 +38,7 @@ EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
 def resolve_request(
     settings: RunSettings,
     family: FamilyFacts,
-    pages: Pages,
+    pages: Pages | None,
     *,
     preset: str | None = None,
     ignore_eos: bool = False,
@@ -44,8 +52,8 @@ def resolve_request(
         What was asked for; None is what was left open.
     family : FamilyFacts
         The model's family, whose presets, prompts and limits fill what is open.
-    pages : str, Path, bytes, PIL.Image.Image or a sequence of them
-        The pages.
+    pages : str, Path, bytes, PIL.Image.Image, a sequence of them, or None
+        The pages; None for a prompt without an image.
     preset : str, optional
         The preset that suits the checkpoint's weights; the default is the family's.
     ignore_eos : bool, default False
@@ -62,9 +70,14 @@ def resolve_request(
     Raises
     ------
     OcrPhasesError
-        For pages, prompts and presets that the family does not have.
+        For pages, prompts and presets that the family does not have, and for settings of a page
+        where there is none.
     """
-    all_pages, prompts = make_rows(pages, settings, family)
+    all_pages: list[Page] = []
+    if pages is None:
+        prompts = [_prompt_without_image(settings, family)]
+    else:
+        all_pages, prompts = make_rows(pages, settings, family)
     several_pages = any(prompt.count(IMAGE_TAG) > 1 for prompt in prompts)
     infer, autocast = resolve_infer(
         settings.infer,
@@ -84,23 +97,29 @@ def resolve_request(
     if grounding is None and family.boxes_tag:
         grounding = any(GROUNDING_TAG in prompt for prompt in prompts)
 
-    preset_name = settings.preset or preset
-    if several_pages and family.multipage_preset:
-        preset_name = settings.preset or family.multipage_preset
-        _check_uncut(settings, family, preset_name)
+    if pages is None:
+        preset_name = NO_VIEWS
+        cutting = Preset(NO_VIEWS, base_size=0, image_size=0, crops=False)
+    else:
+        asked_preset = settings.preset or preset
+        if several_pages and family.multipage_preset:
+            asked_preset = settings.preset or family.multipage_preset
+            _check_uncut(settings, family, asked_preset)
+        preset_name = family.preset(asked_preset).name
+        cutting = family.preset(asked_preset, ViewSizes.from_settings(settings))
 
     return Request(
         pages=all_pages,
         prompts=prompts,
         prompt=settings.prompt if isinstance(settings.prompt, str) else prompts[0],
-        preset=family.preset(preset_name).name,
+        preset=preset_name,
         preset_choice="asked" if settings.preset else "default",
         base_size=settings.base_size,
         image_size=settings.image_size,
         crop_mode=settings.crop_mode,
         min_crops=settings.min_crops,
         max_crops=settings.max_crops,
-        cutting=family.preset(preset_name, ViewSizes.from_settings(settings)),
+        cutting=cutting,
         max_new_tokens=max_new_tokens,
         infer=infer,
         grounding=grounding,
@@ -127,6 +146,41 @@ def resolve_request(
         kernel_trace=settings.kernel_trace,
         price_per_hour=settings.price_per_hour,
     )
+
+
+def _prompt_without_image(settings: RunSettings, family: FamilyFacts) -> str:
+    """The text of a prompt without an image; `SettingError` for settings that are of a page."""
+    if family.is_unknown:
+        families = ", ".join(facts.title for facts in FAMILIES.values())
+        raise OcrPhasesError(
+            f"A prompt without an image is measured with {families}, not with {family.title}: "
+            "give a page."
+        )
+    of_cutting = {"preset": settings.preset, **vars(ViewSizes.from_settings(settings))}
+    for name, value in of_cutting.items():
+        if value is not None:
+            raise SettingError(
+                name,
+                "There is no page to cut: leave {setting} out, or give a page.",
+                setting=Keyword(name, value),
+            )
+    if settings.vision != "eager":
+        raise SettingError(
+            "vision",
+            "A prompt without an image runs no vision encoder: leave {vision} out.",
+            vision=Keyword("vision", settings.vision),
+        )
+    if settings.grounding:
+        raise SettingError(
+            "grounding",
+            "There is no page to mark boxes on: leave {grounding} out.",
+            grounding=Keyword("grounding", True),
+        )
+    if isinstance(settings.prompt, str):
+        return family.text_without_image(settings.prompt)
+    if len(settings.prompt) != 1:
+        raise SettingError("prompt", "Without an image there is one prompt: give a single one.")
+    return family.text_without_image(settings.prompt[0])
 
 
 def _check_uncut(settings: RunSettings, family: FamilyFacts, preset: str) -> None:
@@ -162,6 +216,8 @@ def recorded_settings(record: Record) -> dict[str, Any]:
     """The settings of a record's request, as keywords of ``run_inference``."""
     request = to_plain(record.request)
     settings = {name: request[name] for name in REQUEST_SETTINGS if request.get(name) is not None}
+    if not record.has_page:
+        del settings["preset"]  # which says that nothing was cut
     if "infer" in settings:
         infer = settings["infer"]
         settings["infer"] = {name: value for name, value in infer.items() if value is not None}

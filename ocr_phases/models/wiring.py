@@ -97,6 +97,8 @@ class NativeInterface:
         """The view of each successive vision call of a prefill: all pages' global views, then all
         crops.
         """
+        if inputs.pixel_values is None:  # a prompt without an image
+            return []
         if inputs.pixel_values_local is None:
             return ["global"]
         return ["global", "local"]
@@ -160,6 +162,9 @@ class NativeInterface:
         arguments = self.prefill_arguments(inputs)
         arguments["attention_mask"] = inputs.attention_mask
         arguments["position_ids"] = None
+        if inputs.pixel_values is None:  # generate() would encode an image argument that is None
+            for name in self.wiring.image_arguments:
+                del arguments[name]
         return arguments
 
     def carried_from_prefill(self, model: Any, inputs: DeviceInputs, out: Any) -> None:
@@ -366,8 +371,8 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
     A page without crops has zeros of the global view's size in their place.
     """
     rows = inputs.input_ids.shape[0]
-    pages = len(inputs.pixel_values)
-    if pages != rows:
+    pages = 0 if inputs.pixel_values is None else len(inputs.pixel_values)
+    if inputs.pixel_values is None or pages != rows:
         raise OcrPhasesError(
             "The vendor's class reads one page a prompt, got {pages} in {prompts}: use {native}, "
             "or one prompt per page.",

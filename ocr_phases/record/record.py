@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName, explain_wrong_calls
+from ocr_phases.families import NO_VIEWS
 from ocr_phases.files import SavedPath, parse_json, read_regular, split_page, unpacked, write_given
 from ocr_phases.images import page_image
 from ocr_phases.record.parts import (
@@ -60,6 +61,11 @@ READABLE_SCHEMAS = (2, 3)
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
+#: What a record of a prompt without an image is called where others are called by their page.
+TEXT_ONLY = "prompt without an image"
+#: What is said where something asks for the page of such a record.
+NO_PAGE = "This run has no page: its prompt has no image."
+
 _SPAN_TYPES = {"repeat": "int64", "phase": "str", "stage": "str", "view": "str", "step": "Int64"}
 
 _Item = TypeVar("_Item")
@@ -74,7 +80,7 @@ class Record(Hinted):
 
     Its parts are typed (`ocr_phases.record.parts`) and not to be changed: `dataclasses.replace`
     makes another record. A batch has one entry per row in ``results`` and one per page in ``pages``
-    (each names its ``row``).
+    (each names its ``row``), of which a prompt without an image has none.
     """
 
     created: str  # ISO 8601, UTC
@@ -98,9 +104,26 @@ class Record(Hinted):
     # -- its parts --------------------------------------------------------------------------------
 
     @property
+    def has_page(self) -> bool:
+        """Whether the prompt had an image: there is no page, and no vision, where it had none."""
+        return bool(self.pages)
+
+    @property
     def page(self) -> PagePart:
-        """The first page."""
+        """The first page; `OcrPhasesError` for a prompt without an image."""
+        if not self.has_page:
+            raise OcrPhasesError(NO_PAGE)
         return self.pages[0]
+
+    @property
+    def preset(self) -> str:
+        """How the first page was cut; `NO_VIEWS` for a prompt without an image."""
+        return self.pages[0].preset if self.has_page else NO_VIEWS
+
+    @property
+    def page_file(self) -> str:
+        """The file of the first page, and what stands for it of a prompt without an image."""
+        return self.pages[0].file if self.has_page else TEXT_ONLY
 
     @property
     def result(self) -> ResultPart:
@@ -158,7 +181,12 @@ class Record(Hinted):
         return _numbered(truths, row, "row")
 
     def page_name(self, row: int = 0) -> str:
-        """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
+        """The file of a row's page, or of its pages (``doc.pdf#1-8``).
+
+        `TEXT_ONLY` stands for it where the prompt had no image.
+        """
+        if not self.has_page:
+            return TEXT_ONLY
         files = [page.file for page in self.pages if page.row == row]
         if len(files) == 1:
             return files[0]
@@ -168,9 +196,11 @@ class Record(Hinted):
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out.
 
-        Raises `OcrPhasesError` where the bytes are damaged, and `UnknownName` for a page that the
-        record does not have.
+        Raises `OcrPhasesError` where the bytes are damaged and where the prompt had no image, and
+        `UnknownName` for a page that the record does not have.
         """
+        if not self.has_page:
+            raise OcrPhasesError(NO_PAGE)
         page = _numbered(self.pages, number, "page")
         if page.data is None:
             return None

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import NO_VIEWS
 from ocr_phases.files import conform
 from ocr_phases.record.parts import (
     KERNEL_TABLES,
@@ -149,7 +150,7 @@ class RecordParts(Part, frozen=True, kw_only=True):
     versions: dict[str, Any]
     device: DevicePart
     model: ModelPart
-    pages: Annotated[list[PagePart], Meta(min_length=1)]
+    pages: list[PagePart]
     request: RequestPart
     results: Annotated[list[ResultPart], Meta(min_length=1)]
     spans: SpanColumns
@@ -202,7 +203,12 @@ def _check_agreements(record: RecordParts) -> None:
 def _check_rows(record: RecordParts) -> None:
     """Every list with an item for each row has as many; the tokens of a row make its text."""
     rows = len(record.results)
-    if {page.row for page in record.pages} != set(range(rows)):
+    is_text_only = record.request.preset == NO_VIEWS and rows == 1
+    if not record.pages and not is_text_only:
+        raise OcrPhasesError(
+            "pages: there is none, which only a single prompt without an image may have"
+        )
+    if record.pages and {page.row for page in record.pages} != set(range(rows)):
         raise OcrPhasesError("pages: they name other rows than results has")
     lists = {
         "request.prompts": record.request.prompts,

@@ -136,7 +136,7 @@ def verify_report(
         "verify",
         {"record": record, "output_dir": str(folder), "overwrite": overwrite},
         objects=LiveObjects(run=run, references=references),
-        title=f"Verification: {run.page.file} – ocr_phases",
+        title=f"Verification: {run.page_file} – ocr_phases",
         overwrite=overwrite,
     )
 

@@ -296,8 +296,9 @@ def write_artifacts(
     first, then the text with its marks, as the model wrote it.
 
     `page` is the upright page the model saw, or a list of those in one prompt; without one (a
-    record that does not embed its page) only the text is written. A file is never seen half
-    written; what an earlier output left there goes. Raises as `ocr_phases.files.write_into` does.
+    record that does not embed its page, or of a prompt without an image) only the text is written.
+    A file is never seen half written; what an earlier output left there goes. Raises as
+    `ocr_phases.files.write_into` does.
     """
     pages = list(page) if isinstance(page, Sequence) else [page]
     markdown = result_markdown(text, family, len(pages))
@@ -315,7 +316,7 @@ def write_artifacts(
             name = f"result_with_boxes_{number}.jpg"
         files[name] = _jpeg(page_with_boxes(image, grounding, number))
     geometry = parse_geometry(text)
-    if geometry is not None and pages[0] is not None:
+    if geometry is not None and pages and pages[0] is not None:
         files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
 
@@ -488,7 +489,7 @@ def _track_names(run: Record, clocks: Sequence[str]) -> list[dict[str, Any]]:
     events = []
     for repeat in run.repeats:
         process = {"ph": "M", "pid": repeat + 1}
-        title = f"repeat {repeat + 1}: {run.page.file}"
+        title = f"repeat {repeat + 1}: {run.page_file}"
         events.append({"name": "process_name", **process, "args": {"name": title}})
         for thread, clock in enumerate(clocks, start=1):
             args = {"name": f"{clock} clock"}

@@ -196,7 +196,7 @@ class PhaseRun(Record):
             ms = self[figure]
             if ms is not None:
                 facts.append(f"{name} {ms:.1f} ms")
-        return f"<PhaseRun {self.page.file} on {self.model.name}: {', '.join(facts)}>"
+        return f"<PhaseRun {self.page_file} on {self.model.name}: {', '.join(facts)}>"
 
     def __str__(self) -> str:
         from ocr_phases.show.run_overview import run_text
@@ -385,8 +385,11 @@ class PhaseRun(Record):
 
     @property
     def page(self) -> RecordedPage:
-        """The first page, which shows itself in a notebook."""
-        return RecordedPage(**msgspec.structs.asdict(self.pages[0]))
+        """The first page, which shows itself in a notebook.
+
+        Raises `OcrPhasesError` for a prompt without an image: `has_page` tells.
+        """
+        return RecordedPage(**msgspec.structs.asdict(super().page))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.run_overview import run_bundle

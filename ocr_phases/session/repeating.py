@@ -69,7 +69,11 @@ def repeat_run(
     --------
     >>> again = repeat_run(PhaseRun.load("run.json"))  # doctest: +SKIP
     """
-    pages = recorded_pages(record, page)
+    pages = None
+    if record.has_page:
+        pages = recorded_pages(record, page)
+    elif page is not None:
+        raise OcrPhasesError(f"The record is of a prompt without an image: drop {page}.")
     settings = recorded_settings(record)
     if len(set(record.request.prompts)) > 1:
         settings["prompt"] = record.request.prompts

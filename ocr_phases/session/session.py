@@ -416,7 +416,7 @@ class OCRSession(Hinted):
     @explain_wrong_calls
     def run_inference(
         self,
-        page: Pages,
+        page: Pages | None,
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
@@ -462,8 +462,9 @@ class OCRSession(Hinted):
 
         Parameters
         ----------
-        page : str, Path, bytes, PIL.Image.Image or a sequence of them
-            A page; several are one batch, or the pages of one prompt.
+        page : str, Path, bytes, PIL.Image.Image, a sequence of them, or None
+            A page; several are one batch, or the pages of one prompt. None is a prompt without an
+            image, which has no vision.
         prompt : str or sequence of str, default "markdown"
             What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
             any text. A list has one prompt per row of the batch.
@@ -626,7 +627,7 @@ class OCRSession(Hinted):
     @explain_wrong_calls
     def check_request(
         self,
-        page: Pages,
+        page: Pages | None,
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
@@ -717,7 +718,7 @@ class OCRSession(Hinted):
     @explain_wrong_calls
     def prepare(
         self,
-        page: Pages,
+        page: Pages | None,
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
@@ -734,8 +735,9 @@ class OCRSession(Hinted):
 
         Parameters
         ----------
-        page : str, Path, bytes, PIL.Image.Image or a sequence of them
-            A page; several are one batch, or the pages of one prompt.
+        page : str, Path, bytes, PIL.Image.Image, a sequence of them, or None
+            A page; several are one batch, or the pages of one prompt. None is a prompt without an
+            image, which has no vision.
         prompt : str or sequence of str, default "markdown"
             What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
             any text. A list has one prompt per row of the batch.

@@ -69,7 +69,7 @@ def _check_table(rows: Sequence[tuple[str, Html, str, Html]], caption: str) -> H
 
 def verification_section(run: Record) -> Section:
     """The head of a report on the checks alone."""
-    title = f"Verification: {run.page.file}"
+    title = f"Verification: {run.page_file}"
     return Section(head_html(run, title, [checks_verdict(run_checks(run))]))
 
 

@@ -15,6 +15,15 @@ from ocr_phases.show.section import Section
 from ocr_phases.show.web import element, fold, pairs, preformatted
 
 
+def _page_parts(run: Record) -> dict[str, Mapping[str, Any]]:
+    """What is known of each page, under its number; that there is none where the prompt had no
+    image.
+    """
+    if not run.has_page:
+        return {"Page": {"page": "none, because the prompt has no image"}}
+    return {f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, 1)}
+
+
 def method_section(run: Record) -> Section:
     """Device, versions, model, page and request, folded."""
     parts: dict[str, Mapping[str, Any]] = {
@@ -25,7 +34,7 @@ def method_section(run: Record) -> Section:
         },
         "Versions": run.versions,
         "Model": to_plain(run.model),
-        **{f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, 1)},
+        **_page_parts(run),
         "Request": to_plain(run.request),
     }
     blocks = []

@@ -18,7 +18,7 @@ from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.record import Record
+from ocr_phases.record import NO_PAGE, Record
 from ocr_phases.show.axes import Row, bar_charts, figure_of, sentence_figure, style_axes
 from ocr_phases.show.boxes import (
     LABEL_OPACITY,
@@ -71,7 +71,9 @@ def region_parts(run: Record) -> list[Html | Figure]:
     parts: list[Html | Figure] = []
     for row in rows_shown(run):
         parts.append(row_heading(run, row))
-        if not any(run.page_image(number) for number in pages_of_row(run, row)):
+        if not run.has_page:
+            parts.append(note(NO_PAGE))
+        elif not any(run.page_image(number) for number in pages_of_row(run, row)):
             parts.append(note(_NO_IMAGE))
         for sentence in [*page_notes(run, row), _sum_sentence(run, row)]:
             parts.append(note(sentence))
@@ -104,6 +106,11 @@ def page_notes(run: Record, row: int) -> list[str]:
     grounding = grounding_of(run, row)
     pages = len(pages_of_row(run, row))
     notes: list[str] = []
+    if not run.has_page:
+        if grounding.regions:
+            count = count_text(len(grounding.regions), "region")
+            notes.append(f"The output marks {count}, and there is no page to draw on.")
+        return notes
     if pages > 1 and grounding.regions and not grounding.page_starts:
         notes.append("The output marks no pages: all boxes are on the first.")
     lost = [region for region in grounding.regions if region.page >= pages]
@@ -171,9 +178,12 @@ def plot_page(
     """A page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
 
     ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises
-    `OcrPhasesError` for another ``color``, and for a page that is not there.
+    `OcrPhasesError` for another ``color``, for a page that is not there, and where the prompt had
+    no image.
     """
     check_known("color", color, ("type", "time"))
+    if not run.has_page:
+        raise OcrPhasesError(NO_PAGE)
     pages = pages_of_row(run, row)
     if page not in range(len(pages)):
         raise OcrPhasesError(f"Row {row} has no page {page}: it has {len(pages)}, counted from 0.")

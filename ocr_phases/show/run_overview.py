@@ -85,7 +85,7 @@ def head_html(run: Record, title: str = "", sentences: Sequence[str] = (), about
     Html
         One fragment.
     """
-    page = run.page_image()
+    page = run.page_image() if run.has_page else None
     thumbnail = Html("")
     if page is not None:
         thumbnail = image_html(page, "The page", width=_THUMBNAIL_WIDTH)
@@ -169,10 +169,13 @@ def _phases_in_bar(run: Record) -> pd.DataFrame:
 
 
 def run_title(run: Record) -> str:
-    """The page's file; for several pages the first and the number of others."""
-    name = str(run.page.file)
+    """The page's file; for several pages the first and the number of others.
+
+    Of a prompt without an image it says that it is one.
+    """
+    name = str(run.page_file)
     others = len(run.pages) - 1
-    if not others:
+    if others < 1:
         return name
     return f"{name} and {count_text(others, 'more page')}"
 

@@ -31,7 +31,7 @@ def sweep_head(sweep: SweptRecords) -> Section:
     measured = []
     for name in ("model", "device", "dtype"):
         measured.append(", ".join(dict.fromkeys(sweep.table[name])))
-    title = f"Sweep over {sweep.first.page.file}"
+    title = f"Sweep over {sweep.first.page_file}"
     return Section(head_html(sweep.first, title, sweep.findings, " · ".join(measured)))
 
 

@@ -24,7 +24,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
 
     A share is the median of the repeats' shares, a bar is that share of the median prefill, and a
     line is the spread of the repeats' times. Stages below a hundredth are one bar, and what no
-    stage holds is a hollow one.
+    stage holds is a hollow one. Of a prompt without an image no bar is of vision, which the title
+    says.
 
     Parameters
     ----------
@@ -50,6 +51,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     large = stages[stages["device_ms"] >= SMALL_SHARE * whole_ms]
     vision_share = percent_text(summary(run)["vision_share"])
     title = f"Vision is {vision_share} of a prefill of {ms_text(whole_ms)}"
+    if not run.has_page:
+        title = f"No vision, because the prompt has no image: a prefill of {ms_text(whole_ms)}"
     label = "time (ms)"
     if len(run.repeats) > 1:
         low, high = spread_names(len(run.repeats))

@@ -18,7 +18,7 @@ from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of, tokens_of
 from ocr_phases.analyse.text import few_blanks
-from ocr_phases.record import Record
+from ocr_phases.record import NO_PAGE, Record
 from ocr_phases.show.boxes import (
     MOST_BOXES,
     UNTIMED,
@@ -285,6 +285,8 @@ def _note(run: Record, row: int, grounding: Grounding) -> str:
     """What is missing of this row's page; empty for nothing."""
     if run.results[row].text is None:
         return "This record has no text, so its regions are unknown."
+    if not run.has_page:
+        return " ".join([NO_PAGE, *page_notes(run, row)])
     sentences = page_notes(run, row)
     if any(run.pages[number].data is None for number in pages_of_row(run, row)):
         sentences.append("This record has no page image: the boxes are on an empty sheet.")

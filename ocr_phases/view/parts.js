@@ -140,6 +140,9 @@ class Part {
   }
 }
 
+/** What stands for the page of a prompt without an image; it is not seen. */
+const NO_SHEET = { size: [1, 1], boxes: [], href: "" };
+
 class PagePart extends Part {
   constructor(shown) {
     const page = new Page();
@@ -151,7 +154,7 @@ class PagePart extends Part {
     const { regions, palette, pages } = this.shown.data;
     const longest = Math.max(0, ...regions.filter(({ region }) => region >= 0).map(({ ms }) => ms));
     const times = regions.map(({ region, ms }) => [region, shade(palette, [0, longest], ms)[0]]);
-    const sheet = pages[this.shown.model.get("sheet")] ?? pages[0];
+    const sheet = pages[this.shown.model.get("sheet")] ?? pages[0] ?? NO_SHEET;
     this.page.show(sheet, Object.fromEntries(times));
     this.root.hidden = !sheet.href && !sheet.boxes.length && !pages.some(({ href }) => href);
     this.select();
