@@ -22,7 +22,7 @@ from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.driver import Counts, Workers
+    from ocr_phases.batch.driver import PageCounts, Workers
     from ocr_phases.batch.pages import Page
 
 _SHOWN_FAILURES = 10
@@ -115,7 +115,7 @@ class _Progress:
         self.most_seconds = most_seconds  # without a worker
         self.last_seen = time.monotonic()
 
-    def show(self, counts: Counts) -> None:
+    def show(self, counts: PageCounts) -> None:
         """Show the counts; `OcrPhasesError` after ``most_seconds`` without a worker."""
         from ocr_phases.batch.outcome import GOES_ON
 
@@ -130,9 +130,9 @@ class _Progress:
 
     def show_start(self) -> None:
         """Show that nothing is measured yet."""
-        from ocr_phases.batch.driver import Counts
+        from ocr_phases.batch.driver import PageCounts
 
-        self.show(Counts())
+        self.show(PageCounts())
 
 
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _print_resumed(before: dict[str, int]) -> None:
     )
 
 
-def _print_counts(counts: Counts) -> None:
+def _print_counts(counts: PageCounts) -> None:
     """Say what became of the pages."""
     sentence = (
         f"{count_text(counts.pages, 'page')}: {counts.done:,} measured, {counts.kept:,} kept, "
@@ -277,7 +277,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     workers = LocalWorkers([environment] * arguments.render_workers)
     with contextlib.closing(workers), Bar(waiting, "report", "Rendering") as bar:
 
-        def show(counts: Counts) -> None:
+        def show(counts: PageCounts) -> None:
             bar.show_count(counts.pages, counts.done, f"{counts.failed:,} failed")
 
         failed = render_pages(
