@@ -16,7 +16,7 @@ import psutil
 from example_run import make_run
 
 from ocr_phases.batch.archive import list_pages, page_status, read_listing
-from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.driver import PageCounts, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, make_jobs
 from ocr_phases.batch.local_workers import LocalWorkers
@@ -49,13 +49,13 @@ def jobs(folder: Path, **more: Any) -> list[Job]:
     return list(make_jobs(find_pages([str(folder)], BATCH), {**SETTINGS, **more}))
 
 
-def measure(folder: Path, out: Path, **options: Any) -> Counts:
+def measure(folder: Path, out: Path, **options: Any) -> PageCounts:
     """Measure the pages of a folder with the stub as the only worker."""
     with contextlib.closing(LocalWorkers(command=STUB)) as pool:
         return run_jobs(jobs(folder), out, pool, **options)
 
 
-def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Counts:
+def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> PageCounts:
     """Measure jobs with the workers of a pool."""
     out.mkdir(exist_ok=True)
     list_pages(given, out, {})
