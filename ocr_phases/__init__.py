@@ -1,4 +1,4 @@
-"""A profiler for document vision-language models, first of all DeepSeek-OCR.
+"""A profiler for document vision-language models such as DeepSeek-OCR.
 
 It shows how long a page takes in the prefill, with its vision stages, and in each decode step.
 """

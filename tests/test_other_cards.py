@@ -144,6 +144,13 @@ def test_the_verb_says_it_of_a_list_of_cards(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["exit_reason"] == "it does not fit"
 
 
+def test_cards_that_are_named_one_by_one_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["profile", "--dry-run", "--model", "dummy", "--json"]
+    assert main([*command, "--card", "T4", "--card", "L4=0.80"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["card"] for row in told["cards"]] == ["T4", "L4"]
+
+
 def test_the_tables_are_up_to_date() -> None:
     page = (ROOT / "docs" / "cards.md").read_text(encoding="utf-8")
     assert with_parts(page, card_tables.tables()) == page, "run: python -m benchmarks.card_tables"

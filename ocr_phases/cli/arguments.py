@@ -157,6 +157,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         "--card",
         "--cards",
         dest="cards",
+        action="extend",
         type=card_list,
         default=[],
         metavar="LIST",
