@@ -717,19 +717,6 @@ class Settings(Hinted, RunSettings, ModelSettings):
 # A dataclass makes its own __init__, so the sentence about a wrong keyword is put around it here.
 Settings.__init__ = explain_wrong_calls(Settings.__init__)  # type: ignore[method-assign]
 
-#: The settings of a run that `OCRSession.prepare` takes, too.
-PREPARE_SETTINGS = (
-    "prompt",
-    "preset",
-    "base_size",
-    "image_size",
-    "crop_mode",
-    "min_crops",
-    "max_crops",
-    "infer",
-    "grounding",
-)
-
 #: The settings of a run that its record keeps in ``request``.
 REQUEST_SETTINGS = [
     setting.name for setting in fields(RunSettings) if setting.name not in _AFTERWARDS
@@ -739,6 +726,13 @@ REQUEST_SETTINGS = [
 def setting_names(settings: type) -> list[str]:
     """The names of a settings class, in order."""
     return [setting.name for setting in fields(settings)]
+
+
+#: The settings of the sizes that a page is cut to.
+SIZE_SETTINGS = setting_names(ViewSizes)
+
+#: The settings of a run that `OCRSession.prepare` takes, too.
+PREPARE_SETTINGS = ("prompt", "preset", *SIZE_SETTINGS, "infer", "grounding")
 
 
 def declared(setting: Field[Any]) -> Any:

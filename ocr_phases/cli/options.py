@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ocr_phases.errors import Keyword, OcrPhasesError, check_known
-from ocr_phases.settings import ModelSettings, Settings, setting_names
+from ocr_phases.settings import SIZE_SETTINGS, ModelSettings, Settings, setting_names
 from ocr_phases.text import nearest
 
 if TYPE_CHECKING:
@@ -30,10 +30,8 @@ FAMILY = "family"
 OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
-#: The settings of a page's cutting, beside its preset.
-SIZES = ("base_size", "image_size", "crop_mode", "min_crops", "max_crops")
 #: The settings of a run that all cells of a sweep share; its lists give the others.
-SHARED = ("prompt", *SIZES, "infer", "ignore_eos", "repeats", "warmup", "seed")
+SHARED = ("prompt", *SIZE_SETTINGS, "infer", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that may be given beside ``--published``: what the weights run on, and how. The
 #: page, its prompt and its reference text are fixed, so that files of several people compare.
 BESIDE_PUBLISHED = (

@@ -23,7 +23,7 @@ from ocr_phases.report.result_files import (
     write_record,
     write_results,
 )
-from ocr_phases.settings import Settings, setting_names
+from ocr_phases.settings import SIZE_SETTINGS, Settings, setting_names
 from ocr_phases.text import nearest
 
 #: The parameter that takes settings without a line of their own, by their names.
@@ -56,11 +56,7 @@ _OF_SWEEP = (
     "batches",
     "lengths",
     "prompt",
-    "base_size",
-    "image_size",
-    "crop_mode",
-    "min_crops",
-    "max_crops",
+    *SIZE_SETTINGS,
     "infer",
     "repeats",
     "warmup",
