@@ -27,6 +27,22 @@ VISION = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+#: The encoder of Qwen's models, and what version 3 has besides.
+QWEN_VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "depth": 2,
+    "num_heads": 4,
+    "out_hidden_size": 64,
+}
+QWEN3_VISION = {**QWEN_VISION, "num_position_embeddings": 64}
+QWEN3_IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48},
+}
+#: What stands for a page in a prompt of Qwen's models.
+QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 ROTARY = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {% for part in message['content'] %}"
@@ -118,6 +134,16 @@ def qwen_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    """The tokens around and of a page, as the config of Qwen's models names them."""
+    return {
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+    }
+
+
 def got_ocr2() -> Folder:
     tokenizer = tokenizer_with(
         "<img>", "</img>", "<|im_start|>", "<|im_end|>", image_token="<imgpad>"
@@ -182,14 +208,9 @@ def paddleocr_vl() -> Folder:
 
 def qwen2_5_vl() -> Folder:
     tokenizer = qwen_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids
     config = transformers.Qwen2_5_VLConfig(
         vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "depth": 2,
-            "num_heads": 4,
-            "out_hidden_size": 64,
+            **QWEN_VISION,
             "fullatt_block_indexes": [1],
         },
         text_config={
@@ -198,10 +219,7 @@ def qwen2_5_vl() -> Folder:
             "pad_token_id": tokenizer.pad_token_id,
             "rope_parameters": ROTARY,
         },
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
+        **qwen_ids(tokenizer),
     )
     return Folder(
         "Qwen2_5_VLForConditionalGeneration",
@@ -213,7 +231,7 @@ def qwen2_5_vl() -> Folder:
             "min_pixels": 56 * 56,
             "max_pixels": 28 * 28 * 64,
         },
-        mark="<|vision_start|><|image_pad|><|vision_end|>",
+        mark=QWEN_MARK,
     )
 
 
@@ -354,34 +372,21 @@ def glm_ocr() -> Folder:
 def qwen3_vl() -> Folder:
     """Features of several layers of the encoder go into the language model's layers."""
     tokenizer = qwen_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids
     config = transformers.Qwen3VLConfig(
         vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "depth": 2,
-            "num_heads": 4,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 64,
+            **QWEN3_VISION,
             "deepstack_visual_indexes": [0, 1],
         },
         text_config=text_config(tokenizer, head_dim=16, rope_parameters=ROTARY),
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
+        **qwen_ids(tokenizer),
     )
     return Folder(
         "Qwen3VLForConditionalGeneration",
         config,
         tokenizer,
         processor="Qwen3VLProcessor",
-        image_processor={
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "patch_size": 16,
-            "size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48},
-        },
-        mark="<|vision_start|><|image_pad|><|vision_end|>",
+        image_processor=QWEN3_IMAGES,
+        mark=QWEN_MARK,
     )
 
 

@@ -4,7 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
-from any_classes import ROTARY, VISION, Folder, qwen_tokenizer, text_config, tokenizer_with
+from any_classes import (
+    QWEN3_IMAGES,
+    QWEN3_VISION,
+    QWEN_MARK,
+    ROTARY,
+    VISION,
+    Folder,
+    qwen_ids,
+    qwen_tokenizer,
+    text_config,
+    tokenizer_with,
+)
 
 SQUARE = {"height": 56, "width": 56}
 CLIP = {**VISION, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}
@@ -29,34 +40,19 @@ HYBRID = {
 def qwen3_5() -> Folder:
     """Most layers of the language model have no KV cache, but a state of a fixed size."""
     tokenizer = qwen_tokenizer()
-    ids = tokenizer.convert_tokens_to_ids
     rotary = {**ROTARY, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
     config = transformers.Qwen3_5Config(
-        vision_config={
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "depth": 2,
-            "num_heads": 4,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 64,
-        },
+        vision_config=QWEN3_VISION,
         text_config=text_config(tokenizer, rope_parameters=rotary, **HYBRID),
-        image_token_id=ids("<|image_pad|>"),
-        video_token_id=ids("<|video_pad|>"),
-        vision_start_token_id=ids("<|vision_start|>"),
-        vision_end_token_id=ids("<|vision_end|>"),
+        **qwen_ids(tokenizer),
     )
     return Folder(
         "Qwen3_5ForConditionalGeneration",
         config,
         tokenizer,
         processor="Qwen3VLProcessor",
-        image_processor={
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "patch_size": 16,
-            "size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48},
-        },
-        mark="<|vision_start|><|image_pad|><|vision_end|>",
+        image_processor=QWEN3_IMAGES,
+        mark=QWEN_MARK,
     )
 
 

@@ -102,7 +102,7 @@ def _write_document(target: Path, readings: list[_Reading], *, overwrite: bool) 
         numbered[int(split_page(reading.job.source)[1].removeprefix("#"))] = reading
     ordered = sorted(numbered.items())
     name = Path(split_page(readings[0].job.source)[0]).stem
-    files = document_files(name, _pages(ordered), _family(readings))
+    files = document_files(name, _pages(ordered))
     output_folder(target)
     with only_writer(target):
         write_into(target, files, overwrite=overwrite, stale=DOCUMENT_FILES)
@@ -115,16 +115,8 @@ def _pages(readings: list[tuple[int, _Reading]]) -> Iterator[DocumentPage]:
         if record is None:
             yield DocumentPage(number)
         else:
-            yield DocumentPage(number, record.text, record.page_image())
-
-
-def _family(readings: list[_Reading]) -> str | None:
-    """The family of the model that read a document; None where no page is finished."""
-    for reading in readings:
-        record = reading.record()
-        if record is not None:
-            return record.model.family
-    return None
+            family = record.model.family
+            yield DocumentPage(number, record.text, record.page_image(), family)
 
 
 def write_predictions(out: Path, folder: Path, *, overwrite: bool = False) -> Predictions:

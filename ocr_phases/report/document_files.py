@@ -19,11 +19,11 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.families import facts_of
 from ocr_phases.images import PDF_DPI
 from ocr_phases.report.result_files import (
-    EOS_TEXT,
     PICTURES,
     page_with_boxes,
     picture_files,
     result_markdown,
+    without_eos,
 )
 
 #: What stands behind each page of a document's text, on a line of its own.
@@ -49,17 +49,17 @@ class DocumentPage:
     """A page of a document: its number in the file, from 1, and what was read on it.
 
     ``text`` is None for a page that was not measured, or whose text was not kept; ``image`` is the
-    upright page, None where the record does not hold it.
+    upright page, None where the record does not hold it. ``family`` is that of the model that read
+    the page.
     """
 
     number: int
     text: str | None = None
     image: Image.Image | None = None
+    family: str | None = None
 
 
-def document_files(
-    name: str, pages: Iterable[DocumentPage], family: str | None = None
-) -> dict[str, bytes]:
+def document_files(name: str, pages: Iterable[DocumentPage]) -> dict[str, bytes]:
     """The files of a document by their names.
 
     ``NAME.mmd`` (or .md) has the Markdown of all pages and ``NAME_det.mmd`` their texts with the
@@ -75,25 +75,25 @@ def document_files(
     pages : iterable of DocumentPage
         The pages in their order. They are taken one by one, so a long document need not be in
         memory.
-    family : str, optional
-        The family of the model that read them.
     """
-    suffix = Path(facts_of(family).result_name).suffix
+    family: str | None = None  # one model reads a document: that of the first page that is read
     texts: list[str] = []
     originals: list[str] = []
     pictures: dict[str, bytes] = {}
     layouts = _LayoutsFile()
     try:
         for page in pages:
+            family = family or page.family
             text = page.text or ""
             prefix = f"{PICTURES}{page.number - 1}_"
             texts.append(result_markdown(text, family, pictures=prefix))
-            originals.append(text.strip().removesuffix(EOS_TEXT).strip())
+            originals.append(without_eos(text))
             if page.text is None or page.image is None:
                 continue
             grounding = parse_grounding(text, family)
             pictures |= picture_files(page.image, grounding, pictures=prefix)
             layouts.add(page_with_boxes(page.image, grounding))
+        suffix = Path(facts_of(family).result_name).suffix
         files = {
             f"{name}{suffix}": _joined(texts),
             f"{name}_det{suffix}": _joined(originals),
@@ -156,7 +156,7 @@ def prediction_text(text: str, family: str | None = None) -> str:
     As in the vendor's script for that benchmark, numbers behind display formulas
     (``\\quad (3)``) and ``<center>`` tags go, and at most one empty line is between paragraphs.
     """
-    plain = text.strip().removesuffix(EOS_TEXT).strip()
+    plain = without_eos(text)
     grounding = parse_grounding(plain, family)
     pieces = []
     position = 0

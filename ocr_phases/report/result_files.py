@@ -121,7 +121,7 @@ def result_markdown(
     viewers lack are spelled out. Of a ``family`` that marks pages the marks stay, each on a line;
     the mark of an image on none of the ``pages`` stays too.
     """
-    text = _without_eos(text)
+    text = without_eos(text)
     pieces = []
     position = 0
     left_out = 0
@@ -156,7 +156,7 @@ def parse_geometry(text: str) -> Geometry | None:
     dashed, any other solid. A `Circle` may hold as many `circle_center` strings (`"O: (0, 1)"`) as
     `radius` numbers; malformed circles are left out, and the lines stay.
     """
-    text = _without_eos(text)
+    text = without_eos(text)
     if "line_type" not in text or len(text) > _LONGEST_GEOMETRY:
         return None
     literal = _read_literal(text)
@@ -389,7 +389,8 @@ def row_images(run: Record, row: int) -> list[Image.Image | None]:
     return [run.page_image(number) for number in numbers]
 
 
-def _without_eos(text: str) -> str:
+def without_eos(text: str) -> str:
+    """A model's text without the end token behind it and without blanks around it."""
     return text.strip().removesuffix(EOS_TEXT).strip()
 
 
