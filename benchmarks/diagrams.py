@@ -139,9 +139,11 @@ def _arrow(start: tuple[int, int, int], end: tuple[int, int, int], label: str) -
     )
     if not label:
         return line
+    # Its letters stand on a white edge, which parts them from the line.
     text = (
         f'<text x="{(x + end_x) // 2 + 5}" y="{(y + end_y) // 2 + 4}" font-size="11" '
-        f'fill="#334155">{escape(label)}</text>'
+        'fill="#334155" stroke="#ffffff" stroke-width="4" paint-order="stroke">'
+        f"{escape(label)}</text>"
     )
     return f"{line}\n{text}"
 
