@@ -18,7 +18,7 @@ from ocr_phases.cli.options import (
     number_list,
 )
 from ocr_phases.families import PRESET_NAMES
-from ocr_phases.settings import ModelSettings, RunSettings, help_text, kind
+from ocr_phases.settings import ModelSettings, RunSettings, full_help_text, kind
 
 _PAGE_HELP = "image, file.pdf#3, or several as file.pdf#1-8; TIFF frames likewise"
 _PRESETS = ", ".join(PRESET_NAMES)
@@ -498,7 +498,7 @@ def _add_settings(command: argparse.ArgumentParser, verb: str) -> None:
         for setting in fields(group):
             if setting.name not in SETTINGS.get(verb, ()):
                 continue
-            text = help_text(setting).replace("%", "%%")
+            text = full_help_text(setting).replace("%", "%%")
             if kind(setting) != "bool" and setting.default is not None:
                 text += " (default: %(default)s)"
             option = "--" + setting.name.replace("_", "-")
