@@ -17,7 +17,7 @@ import nbformat
 from benchmarks.documents import markdown, rewrite
 from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS
 from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
-from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, full_help_text, help_text
 
 ROOT = Path(__file__).parents[1]
 #: Longest line of a parameters cell: the formatter wraps what is longer, and papermill reads the
@@ -161,7 +161,7 @@ def settings_tables() -> str:
             (
                 f"`{item.name}`",
                 f"`{item.default}`",
-                help_text(item).replace("<|grounding|>", r"`<\|grounding\|>`"),
+                full_help_text(item).replace("<|grounding|>", r"`<\|grounding\|>`"),
             )
             for item in fields(settings)
         ]

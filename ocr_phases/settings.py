@@ -159,15 +159,25 @@ class FormGroup(StrEnum):
 
 
 def _setting(
-    default: _Default, help: str, *, group: FormGroup | None = None, label: str = ""
+    default: _Default,
+    help: str,
+    *,
+    details: str = "",
+    group: FormGroup | None = None,
+    label: str = "",
 ) -> _Default:
     """A field of the settings with its one-line help.
 
-    ``group`` and ``label`` say where a form shows it and what it is called there. A form leaves out
-    what has no group: code of a checkpoint is allowed by name, in code; a record without phases or
-    text has little to show; a form reads the end token after each step, and names no file.
+    ``details`` are whole sentences that are shown after it where there is more room than in a line
+    of a notebook: on the command line, in docs/settings.md and in a form. ``group`` and ``label``
+    say where a form shows it and what it is called there. A form leaves out what has no group: code
+    of a checkpoint is allowed by name, in code; a record without phases or text has little to show;
+    a form reads the end token after each step, and names no file.
     """
-    return field(default=default, metadata={"help": help, "group": group, "label": label})
+    return field(
+        default=default,
+        metadata={"help": help, "details": details, "group": group, "label": label},
+    )
 
 
 @dataclass(frozen=True)
@@ -362,22 +372,29 @@ class ModelSettings(_Checked):
 
     model: str = _setting(
         "tiny",
-        "tiny (built in), dummy[:FAMILY] (full size, random weights), folder or hub id",
+        "tiny (built in), dummy[:FAMILY] (random weights), a folder or a hub id",
+        details="tiny is a small model for demonstrations. dummy is DeepSeek-OCR at full size; "
+        "dummy:deepseek-ocr-2 and dummy:unlimited-ocr are the other two families.",
         group=FormGroup.MODEL,
         label="Model",
     )
     device: str = _setting(
-        "auto", "auto, cpu, cuda, cuda:N or mps", group=FormGroup.MODEL, label="Device"
+        "auto",
+        "auto (a CUDA GPU, otherwise the CPU), cpu, cuda, cuda:N or mps",
+        group=FormGroup.MODEL,
+        label="Device",
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
         None,
-        "float32, bfloat16 or float16; the default depends on the device",
+        "dtype of the weights: float32, bfloat16 or float16; the default is the device's",
+        details="That is float32 on a CPU, bfloat16 on a GPU that computes with it, and float16 on "
+        "other GPUs.",
         group=FormGroup.MODEL,
         label="Data type of the weights",
     )
     revision: str | None = _setting(
         None,
-        "commit, tag or branch of a hub id; the default is its main branch",
+        "commit, tag or branch of a model on the hub; the default is its main branch",
         group=FormGroup.MODEL,
         label="Revision of a hub id",
     )
@@ -385,29 +402,36 @@ class ModelSettings(_Checked):
         "native", "native (transformers' class) or vendor (the checkpoint's own code)"
     )
     trust_remote_code: bool = _setting(
-        False, "allow the checkpoint's Python files to run; vendor needs it"
+        False, "allow the checkpoint's Python code to run, as vendor needs"
     )
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = _setting(
-        None, "eager, sdpa or flash_attention_2; by default sdpa where the class has it"
+        None,
+        "implementation of attention: eager, sdpa or flash_attention_2",
+        details="By default it is sdpa if the model's class has it, and otherwise eager. This "
+        "eager is the plain code of transformers, and is not the strategy of that name.",
     )
     cuda_calls: Literal["refuse", "ignore"] = _setting(
-        "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
+        "refuse",
+        "for vendor on a CPU: refuse or ignore the .cuda() calls in its code",
+        details="The vendor's code makes such calls, and they fail without a GPU.",
     )
     family: str | None = _setting(
         None,
-        "a server's model family, such as deepseek-ocr-2 or unknown; else what it tells",
+        "a server's model family: deepseek-ocr, deepseek-ocr-2, unlimited-ocr, unknown",
+        details="By default it follows from what the server reports, or from the name of its "
+        "model. For an unknown family no preset is assumed.",
         group=FormGroup.MODEL,
         label="Family of a server's model",
     )
     engine: Engine | None = _setting(
         None,
-        "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other",
+        "server software if a proxy hides it: vllm, sglang, llama.cpp, ollama, other",
         group=FormGroup.MODEL,
         label="Engine of a server",
     )
     extra_body: str | None = _setting(
         None,
-        'JSON object added to each request to a server, such as {{"priority": 1}}',
+        'JSON object that is added to each request: {{"priority": 1}} (servers only)',
         group=FormGroup.MODEL,
         label="Extra JSON for a server",
     )
@@ -428,20 +452,32 @@ class RunSettings(_Checked):
     """
 
     prompt: str | Sequence[str] = _setting(
-        "markdown", "{prompts}, any text", group=FormGroup.PAGE, label="Prompt"
+        "markdown",
+        "{prompts}, any text",
+        details="A name stands for a prompt of the model's family; any other text is a prompt of "
+        "your own.",
+        group=FormGroup.PAGE,
+        label="Prompt",
     )
     preset: str | None = _setting(
-        None, "{presets}; or the model's own", group=FormGroup.PAGE, label="Preset"
+        None,
+        "{presets}; or the model's own",
+        details="By default it is that of the model. A preset says to which resolution the page "
+        "is scaled, and whether it is also cut into crops.",
+        group=FormGroup.PAGE,
+        label="Preset",
     )
     base_size: ViewSide | None = _setting(
         None,
-        "pixels of a cut page's global view, instead of the preset's",
+        "side of the whole page's view in pixels, if the page is cut into crops",
+        details="The default is that of the preset.",
         group=FormGroup.VIEWS,
         label="Pixels of the global view",
     )
     image_size: ViewSide | None = _setting(
         None,
-        "pixels of a crop, or of an uncut page's only view, instead of the preset's",
+        "side of a crop in pixels, or of the only view of a page that is not cut",
+        details="The default is that of the preset.",
         group=FormGroup.VIEWS,
         label="Pixels of a crop",
     )
@@ -453,13 +489,13 @@ class RunSettings(_Checked):
     )
     min_crops: Crops | None = _setting(
         None,
-        "minimum number of crops; the default is 2",
+        "minimum number of crops of a page that is cut; the default is 2",
         group=FormGroup.VIEWS,
         label="Minimum number of crops",
     )
     max_crops: Crops | None = _setting(
         None,
-        "maximum number of crops; the default is the family's: 9, 6 or 32",
+        "maximum number of crops; the default depends on the family: 9, 6 or 32",
         group=FormGroup.VIEWS,
         label="Maximum number of crops",
     )
@@ -471,7 +507,10 @@ class RunSettings(_Checked):
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
-        "published, published-eval, or values of temperature, top_p, top_k, ...",
+        "sampling: values of temperature, top_p, top_k, ..., or a name (published)",
+        details="Values are given as temperature=0.7,top_p=0.9. By default the model always takes "
+        "the token with the highest score (greedy decoding). published and published-eval are the "
+        "settings of the vendor's infer().",
         group=FormGroup.GENERATION,
         label="Sampling",
     )
@@ -481,68 +520,85 @@ class RunSettings(_Checked):
         group=FormGroup.PAGE,
         label="Ask for boxes",
     )
-    return_text: bool = _setting(True, "keep the text in the record")
+    return_text: bool = _setting(True, "keep the text that the model wrote in the record")
     ignore_eos: bool | None = _setting(
         None,
-        "continue after the end token; the default is to do so only for dummy",
+        "continue after the end token; by default only random weights do so",
         group=FormGroup.GENERATION,
         label="Continue after the end token",
     )
     eos_check_every: Steps | None = _setting(
-        None, "steps between reads of the end token; by default 1 in eager, else 16"
+        None, "look for the end token every N steps; default: 1 in eager, else 16"
     )
     first_token: Literal["prefill", "redecode"] = _setting(
         "prefill",
-        "source of token 1: prefill or redecode (of the last prompt token)",
+        "what computes token 1: prefill, or a decode step (redecode)",
+        details="With redecode, token 1 has the latency of a decode step as all others have. The "
+        "tokens are the same.",
         group=FormGroup.GENERATION,
         label="Source of token 1",
     )
     repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
-        3, "number of measured runs", group=FormGroup.MEASUREMENT, label="Repeats"
+        3,
+        "number of measured runs; a time is the median over them",
+        group=FormGroup.MEASUREMENT,
+        label="Repeats",
     )
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
         1,
-        "number of runs before them that are not recorded",
+        "number of warm-up runs before the measured ones; they are not recorded",
         group=FormGroup.MEASUREMENT,
         label="Warm-up runs",
     )
     warm_once: bool = _setting(
         False,
-        "skip the warm-up for shapes that the loaded model has run before",
+        "skip the warm-up if the loaded model has run inputs of this shape before",
         group=FormGroup.MEASUREMENT,
         label="Warm up each shape once",
     )
     seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(
-        0, "seed for sampling", group=FormGroup.GENERATION, label="Seed for sampling"
+        0,
+        "seed of the random numbers for sampling",
+        group=FormGroup.GENERATION,
+        label="Seed for sampling",
     )
     strategy: Strategy = _setting(
         "eager",
         "how the language model runs",
+        details="With eager, Python launches each kernel. With cuda_graph, one launch replays all "
+        "kernels of a step. With compiled, torch.compile makes fewer and faster kernels, "
+        "which on a GPU are replayed as well.",
         group=FormGroup.MEASUREMENT,
         label="Strategy of the language model",
     )
     vision: Vision = _setting(
         "eager",
         "how the vision encoders run",
+        details="The values mean what they mean for the language model.",
         group=FormGroup.MEASUREMENT,
         label="Strategy of the encoders",
     )
     threads: Annotated[int, Meta(ge=1, le=1_024)] | None = _setting(
         None,
-        "CPU threads that torch computes with; the default is torch's own number",
+        "number of CPU threads that torch uses; the default is torch's own choice",
         group=FormGroup.MODEL,
         label="CPU threads",
     )
     autocast: bool | None = _setting(
         None,
-        "run under bfloat16 autocast; the default is no",
+        "run under torch's bfloat16 autocast, as published does; the default is no",
         group=FormGroup.MODEL,
         label="bfloat16 autocast",
     )
     embed_page: bool = _setting(
-        True, "keep the page image in the record", group=FormGroup.PAGE, label="Keep the page image"
+        True,
+        "keep the image of the page in the record",
+        group=FormGroup.PAGE,
+        label="Keep the page image",
     )
-    generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
+    generate: bool = _setting(
+        False, "time model.generate() as a whole, instead of prefill and decode"
+    )
     verify: bool = _setting(
         False,
         "compare the tokens with those of model.generate(), after the timed runs",
@@ -551,35 +607,38 @@ class RunSettings(_Checked):
     )
     token_probabilities: bool = _setting(
         True,
-        "keep each token's probability, by a forward after the timed runs",
+        "compute each token's probability, after the timed runs",
         group=FormGroup.AFTERWARDS,
         label="Token probabilities",
     )
     ceilings: bool = _setting(
         True,
         "measure the device's peak rates, after the timed runs",
+        details="The floors are computed from these rates, and without them from the device's "
+        "datasheet if there is one.",
         group=FormGroup.AFTERWARDS,
         label="Peak rates of the device",
     )
     phase_energy: bool = _setting(
         False,
-        "measure the energy of each phase, repeated alone, after the timed runs",
+        "measure each phase's energy, by repeating it after the timed runs",
         group=FormGroup.AFTERWARDS,
         label="Energy of each phase",
     )
     kernels: bool = _setting(
         False,
-        "CUDA: profile the kernels and host syncs of each stage in one more run",
+        "record the kernels and host syncs of each stage in one more run (CUDA only)",
+        details="In a host sync, the program waits for the GPU.",
         group=FormGroup.AFTERWARDS,
         label="Kernels of each stage (CUDA)",
     )
-    kernel_steps: Steps = _setting(32, "maximum number of decode steps in that run")
+    kernel_steps: Steps = _setting(32, "maximum number of decode steps whose kernels are recorded")
     kernel_trace: str | Path | None = _setting(
-        None, "file for the Chrome trace of that run (.json.gz)"
+        None, "file for a Chrome trace of the kernels (.json.gz)"
     )
     price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
         None,
-        "price of the machine per hour; gives the price of 1,000 pages",
+        "price of the machine per hour, for the price of 1,000 pages",
         group=FormGroup.AFTERWARDS,
         label="Price of the machine per hour",
     )
@@ -774,6 +833,15 @@ def help_text(setting: Field[Any]) -> str:
     known = choices(setting)
     if known and known[0] not in text:
         text = f"{text}: {', '.join(known)}"
+    return text
+
+
+def full_help_text(setting: Field[Any]) -> str:
+    """A setting's help with its details, if it has some."""
+    text = help_text(setting)
+    details = setting.metadata["details"]
+    if details:
+        text = f"{text}. {details}"
     return text
 
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import RUNS
 from elements import seen
 from example_run import make_run
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from surface import page_section
 from test_one_value import NUMBER, Shown
@@ -22,108 +23,150 @@ from ocr_phases.analyse.stages import stage_table
 from ocr_phases.show.page import plot_region_types
 from ocr_phases.show.run_overview import cards_section, phase_bar
 from ocr_phases.show.run_times import stages_section
+from ocr_phases.show.section import Section
 from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.stages import VISION_STAGES
 
+#: The shipped records whose stages were timed.
 RECORDS = {
     str(path.relative_to(RUNS)): path
     for path in sorted(RUNS.rglob("*.json.gz"))
     if "quality" not in path.parts and not path.name.startswith("cpu-vllm")
 }
-
-
-def uneven(repeats, seed, **shape):
-    """A record each stage of which takes up to five times as long in one repeat as in another."""
-    run = make_run(repeats=repeats, **shape)
-    rng = np.random.default_rng(seed)
-    spans = run.spans.copy()
-    for repeat in range(repeats):
-        for phase in ("prepare", "prefill", "decode"):
-            here = (spans["repeat"] == repeat) & (spans["phase"] == phase)
-            total = 0.0
-            for stage in spans.loc[here, "stage"].unique():
-                if stage == phase:
-                    continue
-                own = here & (spans["stage"] == stage)
-                spans.loc[own, ["device_ms", "host_ms"]] *= rng.uniform(1.0, 5.0)
-                if phase != "decode" or stage == "decode_step":
-                    total += spans.loc[own, "device_ms"].sum()
-            spans.loc[here & (spans["stage"] == phase), ["device_ms", "host_ms"]] = 1.02 * total
-    return replace(run, spans=spans)
-
-
-NOISY = {
+#: Records whose repeats differ, so that a median of shares is no share of medians: the number of
+#: repeats and the seed of each.
+UNEVEN = {
     f"{repeats} uneven repeats, {seed}": (repeats, seed)
     for repeats in (2, 3, 8, 12)
     for seed in (1, 2, 3)
 }
+every_record = pytest.mark.parametrize("name", [*RECORDS, *UNEVEN])
+
+
+def uneven_run(repeats: int, seed: int) -> PhaseRun:
+    """A record each stage of which takes up to five times as long in one repeat as in another."""
+    run = make_run(repeats=repeats)
+    rng = np.random.default_rng(seed)
+    clocks = ["device_ms", "host_ms"]
+    spans = run.spans.copy()
+    for repeat in range(repeats):
+        for phase in ("prepare", "prefill", "decode"):
+            in_phase = (spans["repeat"] == repeat) & (spans["phase"] == phase)
+            phase_ms = 0.0
+            for stage in spans.loc[in_phase, "stage"].unique():
+                if stage == phase:
+                    continue
+                of_stage = in_phase & (spans["stage"] == stage)
+                spans.loc[of_stage, clocks] *= rng.uniform(1.0, 5.0)
+                # A stage of decoding lies inside a step.
+                if phase != "decode" or stage == "decode_step":
+                    phase_ms += spans.loc[of_stage, "device_ms"].sum()
+            whole = in_phase & (spans["stage"] == phase)
+            spans.loc[whole, clocks] = 1.02 * phase_ms
+    return replace(run, spans=spans)
 
 
 @cache
-def load(name):
-    return uneven(*NOISY[name]) if name in NOISY else PhaseRun.load(RECORDS[name])
+def load(name: str) -> PhaseRun:
+    """The record of this name."""
+    if name in UNEVEN:
+        repeats, seed = UNEVEN[name]
+        return uneven_run(repeats, seed)
+    return PhaseRun.load(RECORDS[name])
 
 
-def agrees(share, part, whole):
+def agrees(share: str, part: str, whole: str) -> bool:
     """Whether three printed numbers may be a share, a part and a whole, each within its last
     digit.
     """
-    (share, near), (part, off), (whole, wide) = map(Shown.of_text, (share, part, whole))
-    low, high = (part - off) / (whole + wide), (part + off) / max(whole - wide, 1e-12)
-    return low - near - 1e-9 <= share <= high + near + 1e-9
+    shown_share = Shown.of_text(share)
+    shown_part = Shown.of_text(part)
+    shown_whole = Shown.of_text(whole)
+    least_whole = max(shown_whole.value - shown_whole.half_digit, 1e-12)
+    most_whole = shown_whole.value + shown_whole.half_digit
+    lowest = (shown_part.value - shown_part.half_digit) / most_whole
+    highest = (shown_part.value + shown_part.half_digit) / least_whole
+    slack = shown_share.half_digit + 1e-9
+    return lowest - slack <= shown_share.value <= highest + slack
 
 
-def lines_of(shown):
-    return seen(shown.html()).splitlines()
+def lines_of(section: Section) -> list[str]:
+    """What a section says, line by line."""
+    return seen(section.html()).splitlines()
 
 
-def drawn(figure):
+def drawn_text(figure: Figure) -> str:
+    """All texts of a figure, one below the other."""
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
-every_record = pytest.mark.parametrize("name", [*RECORDS, *NOISY])
+def labelled_numbers(html: str) -> dict[str, str]:
+    """The numbers of a bar's key, by their labels."""
+    return dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(html), re.MULTILINE))
 
 
 @every_record
-def test_stages_beside_their_phase(name):
+def test_stages_beside_their_phase(name: str) -> None:
     run = load(name)
-    whole, checked = {}, 0
     phases = ("prepare |", "prefill |", "decode |", "generate |")
     lines = [line for line in lines_of(stages_section(run)) if line.startswith(phases)]
     table = stage_table(run)
     assert len(lines) == len(table)
+
+    phase_times: dict[str, str] = {}
+    checked = 0
     for line, row in zip(lines, table.itertuples(), strict=True):
         cells = line.replace("| |", "| no view |").split(" | ")
-        at = next(place for place, cell in enumerate(cells) if cell == f"{row.calls:,}")
-        device, share = f"{cells[at + 1]} ms", f"{cells[-1]} %"
+        device_time = f"{cells[cells.index(f'{row.calls:,}') + 1]} ms"
+        share = cells[-1]
         if row.stage == row.phase:
-            whole[row.phase] = device
-        if row.phase in whole and cells[-1] != "n/a":
-            assert agrees(share, device, whole[row.phase]), line
+            phase_times[row.phase] = device_time
+        if row.phase in phase_times and share != "n/a":
+            assert agrees(f"{share} %", device_time, phase_times[row.phase]), line
             checked += 1
     assert checked or run["prefill_ms"] is None
 
 
-@every_record
-def test_vision_beside_the_prefill(name):
+def vision_run(name: str) -> PhaseRun:
+    """The record of this name, for what is said of vision."""
     run = load(name)
     if run["vision_share"] is None:
         pytest.skip("nobody timed vision")
-    parts = rf"({NUMBER})\s+({NUMBER}) of the prefill's ({NUMBER})"
-    (card,) = re.findall(parts, key_metrics_text(run))
-    assert re.findall(parts, " ".join(lines_of(cards_section(run))).replace(" | ", " ")) == [card]
-    assert agrees(*card)
-    assert f"vision is {card[0]} of the prefill" in headline(run)
+    return run
+
+
+@every_record
+def test_vision_beside_the_prefill(name: str) -> None:
+    run = vision_run(name)
+    pattern = rf"({NUMBER})\s+({NUMBER}) of the prefill's ({NUMBER})"
+
+    (card,) = re.findall(pattern, key_metrics_text(run))
+    in_notebook = " ".join(lines_of(cards_section(run))).replace(" | ", " ")
+
+    share, part, whole = card
+    assert re.findall(pattern, in_notebook) == [card]
+    assert agrees(share, part, whole)
+    assert f"vision is {share} of the prefill" in headline(run)
+
     # The bar shows the same part, and with the rest it is the same whole.
-    bar = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(phase_bar(run)), re.MULTILINE))
-    assert bar["vision"] == card[1]
-    parts = [Shown.of_text(bar[piece]).value for piece in ("vision", "rest of the prefill")]
-    whole, wide = Shown.of_text(card[2])
-    assert sum(parts) == pytest.approx(whole, abs=wide + 0.005 * whole)
-    # No stage of vision has a larger share than vision, and the language model none than the rest.
-    table = stage_table(run).query("phase == 'prefill'").set_index("stage")["share"]
-    for stage, share in table.items():
+    bar = labelled_numbers(phase_bar(run))
+    vision_ms = Shown.of_text(bar["vision"]).value
+    rest_ms = Shown.of_text(bar["rest of the prefill"]).value
+    prefill = Shown.of_text(whole)
+    assert bar["vision"] == part
+    assert vision_ms + rest_ms == pytest.approx(
+        prefill.value, abs=prefill.half_digit + 0.005 * prefill.value
+    )
+
+
+@every_record
+def test_no_stage_of_vision_has_more_than_vision_nor_the_language_model_more_than_the_rest(
+    name: str,
+) -> None:
+    run = vision_run(name)
+    shares = stage_table(run).query("phase == 'prefill'").set_index("stage")["share"]
+    for stage, share in shares.items():
         if stage in VISION_STAGES:
             assert share <= run["vision_share"] + 1e-9
         if stage == "language_model":
@@ -131,62 +174,73 @@ def test_vision_beside_the_prefill(name):
 
 
 @every_record
-def test_bars_of_the_prefill_beside_its_whole(name):
-    run = load(name)
-    if run["vision_share"] is None:
-        pytest.skip("nobody timed vision")
-    text = drawn(plot_vision_stages(run))
-    share, whole = re.search(rf"Vision is ({NUMBER}) of a prefill of ({NUMBER})", text).groups()
-    assert agrees(share, f"{run['vision_ms']} ms", whole)
+def test_bars_of_the_prefill_beside_its_whole(name: str) -> None:
+    run = vision_run(name)
+
+    text = drawn_text(plot_vision_stages(run))
+
+    title = re.search(rf"Vision is ({NUMBER}) of a prefill of ({NUMBER})", text)
+    assert title is not None
+    vision_share, whole = title.groups()
+    assert agrees(vision_share, f"{run['vision_ms']} ms", whole)
     bars = re.findall(rf"({NUMBER})  \(({NUMBER})\)", text)
-    assert len(bars) > 2 and all(agrees(of, part, whole) for part, of in bars)
+    assert len(bars) > 2
+    for part, share in bars:
+        assert agrees(share, part, whole)
 
 
 @every_record
-def test_the_larger_phase_beside_the_page(name):
+def test_the_larger_phase_beside_the_page(name: str) -> None:
     run = load(name)
-    phase, share, page = re.search(
-        rf"(Decode|prefill) is ({NUMBER}) of the ({NUMBER})", headline(run)
-    ).groups()
+    sentence = re.search(rf"(Decode|prefill) is ({NUMBER}) of the ({NUMBER})", headline(run))
+    assert sentence is not None
+    phase, share, page = sentence.groups()
+
     bar = phase_bar(run)
-    keys = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(bar), re.MULTILINE))
+
+    times = labelled_numbers(bar)
     if phase == "Decode":
-        assert agrees(share, keys["decode"], page)
+        assert agrees(share, times["decode"], page)
     # What is drawn is as long as the shares say: the bar's thousand is the page's time.
-    together = sum(Shown.of_text(ms).value for ms in keys.values())
-    widths = [
-        float(width)
-        for width in re.findall(r'<rect fill="[^"]+" x="[\d.]+" y="0" width="([\d.]+)"', bar)
-    ]
-    exact = run["page_ms"]
-    assert sum(widths) == pytest.approx(1000 * min(1.0, together / exact), rel=0.01)
-    assert ("add up to" in bar) == (abs(together - exact) > 0.005 * exact) or abs(
-        together / exact - 1
-    ) < 0.01
+    parts_ms = sum(Shown.of_text(ms).value for ms in times.values())
+    share_of_page = parts_ms / run["page_ms"]
+    widths = re.findall(r'<rect fill="[^"]+" x="[\d.]+" y="0" width="([\d.]+)"', bar)
+    drawn_width = sum(float(width) for width in widths)
+    assert drawn_width == pytest.approx(1000 * min(1.0, share_of_page), rel=0.01)
+    # Within a hundredth, the digits that are printed decide whether the bar says so.
+    if abs(share_of_page - 1) >= 0.01:
+        assert "add up to" in bar
 
 
 @every_record
-def test_regions_beside_all_of_them(name):
+def test_regions_beside_all_of_them(name: str) -> None:
     run = load(name)
-    shown = page_section(run).html()
-    said = re.search(rf"take ({NUMBER}) together", seen(shown))
-    if said is None:
+    html = page_section(run).html()
+    if re.search(rf"take ({NUMBER}) together", seen(html)) is None:
         pytest.skip("no region has a time")
-    title = drawn(plot_region_types(run))
-    whole = re.search(rf"({NUMBER}) in all", title)[1]
-    bars = re.findall(rf"({NUMBER})  \(({NUMBER})", title)
-    assert bars and all(agrees(share, part, whole) for part, share in bars)
+
+    text = drawn_text(plot_region_types(run))
+
+    total = re.search(rf"({NUMBER}) in all", text)
+    assert total is not None
+    bars = re.findall(rf"({NUMBER})  \(({NUMBER})", text)
+    assert bars
+    for part, share in bars:
+        assert agrees(share, part, total[1])
 
 
-@pytest.mark.parametrize("name", NOISY)
-def test_a_timeline_says_of_which_repeat_it_is(name):
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_timeline_says_of_which_repeat_it_is(name: str) -> None:
     """It is of one repeat, so its times are not the medians of the other screens."""
     run = load(name)
-    titles = [text for text in drawn(plot_phase_timeline(run)).splitlines() if "repeat" in text]
-    assert len(titles) == 2 and all(f"of {len(run.repeats)}" in title for title in titles)
+    lines = drawn_text(plot_phase_timeline(run)).splitlines()
+    titles = [line for line in lines if "repeat" in line]
+    assert len(titles) == 2
+    for title in titles:
+        assert f"of {len(run.repeats)}" in title
 
 
-def test_a_single_repeat_has_its_own_times():
+def test_a_single_repeat_has_its_own_times() -> None:
     run = make_run(repeats=1)
-    times = run.spans.query("phase == 'prefill' and stage == 'sam'")["device_ms"]
-    assert run["sam_ms"] == times.sum()
+    sam = run.spans.query("phase == 'prefill' and stage == 'sam'")
+    assert run["sam_ms"] == sam["device_ms"].sum()

@@ -5,94 +5,142 @@ import pytest
 import torch
 from conftest import PAGES
 
-from ocr_phases import Timeline
+from ocr_phases import OCRSession, Timeline
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.record import SPAN_COLUMNS
 
 STAGES = ["sam", "clip", "projector", "vision_fusion", "language_model", "lm_head", "sampling"]
 
 
+class Ranges:
+    """Stands in for NVTX, and knows which ranges are open."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        #: Each range that was opened, behind those that it lies in.
+        self.paths: list[str] = []
+
+    def push(self, name: str) -> None:
+        self.open.append(name)
+        self.paths.append("/".join(self.open))
+
+    def pop(self) -> None:
+        self.open.pop()
+
+
 @pytest.fixture
-def ranges(monkeypatch) -> list[str]:
-    """The NVTX ranges open at the moment; the second item of a pair would be missing a pop."""
-    stack: list[str] = []
-    monkeypatch.setattr(nvtx, "push_range", lambda name: stack.append(name))
-    monkeypatch.setattr(nvtx, "pop_range", lambda: stack.pop())
-    return stack
+def ranges(monkeypatch: pytest.MonkeyPatch) -> Ranges:
+    stand_in = Ranges()
+    monkeypatch.setattr(nvtx, "push_range", stand_in.push)
+    monkeypatch.setattr(nvtx, "pop_range", stand_in.pop)
+    return stand_in
 
 
 def hook_count(model: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    count = 0
+    for module in model.modules():
+        count += len(module._forward_hooks) + len(module._forward_pre_hooks)
+    return count
 
 
-def test_spans_nest_and_carry_phase_step_and_view(ranges):
+def test_spans_nest_and_carry_phase_step_and_view(ranges: Ranges) -> None:
     timeline = Timeline("cpu")
     with timeline.in_phase("decode"):
         timeline.step = 3
         with timeline.span("decode_step"), timeline.span("language_model", view="global"):
-            assert ranges == ["decode", "decode_step", "language_model"]
+            assert ranges.open == ["decode", "decode_step", "language_model"]
         timeline.step = None
-    names, rows = [*SPAN_COLUMNS], timeline.table().assign(repeat=2)[[*SPAN_COLUMNS]]
-    assert rows[names[:5]].astype(object).where(rows.notna(), None).to_numpy().tolist() == [
+
+    table = timeline.table().assign(repeat=2)[[*SPAN_COLUMNS]]
+    named = table[["repeat", "phase", "stage", "view", "step"]].astype(object)
+    assert named.where(named.notna(), None).to_numpy().tolist() == [
         [2, "decode", "decode", "", None],
         [2, "decode", "decode_step", "", 3],
         [2, "decode", "language_model", "global", 3],
     ]
-    assert rows["host_start_ms"].is_monotonic_increasing and rows["host_ms"].is_monotonic_decreasing
-    assert (rows["device_ms"] == rows["host_ms"]).all() and ranges == []
+    assert table["host_start_ms"].is_monotonic_increasing
+    assert table["host_ms"].is_monotonic_decreasing
+    assert (table["device_ms"] == table["host_ms"]).all()
+    assert ranges.open == []
 
 
-@pytest.mark.parametrize("failing", [None, "sam", "language_model"])
-def test_hooks_spans_and_ranges_are_closed_also_after_an_error(failing, ranges, golden_session):
-    def fault(module, args, output):
+def test_a_prefill_has_all_of_its_stages_and_leaves_nothing_open(
+    ranges: Ranges, golden_session: OCRSession
+) -> None:
+    hooks_before = hook_count(golden_session.model)
+    timeline = Timeline("cpu")
+    inputs = golden_session.prepare(PAGES / "slide.png", preset="tiny")
+
+    golden_session.run_prefill(inputs, timeline)
+
+    assert timeline.vectors == 64  # of one page of 512 pixels
+    assert [row[2] for row in timeline.rows()] == ["prefill", *STAGES]
+    assert hook_count(golden_session.model) == hooks_before
+    assert ranges.open == []
+    assert timeline.phase == ""
+
+
+@pytest.mark.parametrize(
+    ("failing", "reached"),
+    [("sam", ["sam"]), ("language_model", STAGES[:5])],
+)
+def test_hooks_spans_and_ranges_are_closed_after_an_error(
+    failing: str, reached: list[str], ranges: Ranges, golden_session: OCRSession
+) -> None:
+    def fault(_module: torch.nn.Module, _args: object, _output: object) -> None:
         raise ZeroDivisionError
 
-    model, timeline = golden_session.model, Timeline("cpu")
-    before = hook_count(model)
+    model = golden_session.model
+    hooks_before = hook_count(model)
+    timeline = Timeline("cpu")
     inputs = golden_session.prepare(PAGES / "slide.png", preset="tiny")
-    if failing is None:
+
+    broken = golden_session.interface.modules(model)[failing]
+    with broken.register_forward_hook(fault), pytest.raises(ZeroDivisionError):
         golden_session.run_prefill(inputs, timeline)
-        assert timeline.vectors == 64  # of one page of 512 pixels
-    else:
-        broken = golden_session.interface.modules(model)[failing]
-        with broken.register_forward_hook(fault), pytest.raises(ZeroDivisionError):
-            golden_session.run_prefill(inputs, timeline)
-    reached = ["prefill", *STAGES[: [*STAGES, None].index(failing) + 1]]
-    assert [row[2] for row in timeline.rows()] == reached
-    assert hook_count(model) == before and ranges == [] and timeline.phase == ""
+
+    assert [row[2] for row in timeline.rows()] == ["prefill", *reached]
+    assert hook_count(model) == hooks_before
+    assert ranges.open == []
+    assert timeline.phase == ""
 
 
 def test_ranges_of_generate_have_stages_in_its_prefill_and_none_in_decode(
-    monkeypatch, golden_session
-):
-    open_ranges: list[str] = []
-    paths: list[str] = []
-
-    def push(name: str) -> None:
-        open_ranges.append(name)
-        paths.append("/".join(open_ranges))
-
-    monkeypatch.setattr(nvtx, "push_range", push)
-    monkeypatch.setattr(nvtx, "pop_range", lambda: open_ranges.pop())
+    ranges: Ranges, golden_session: OCRSession
+) -> None:
     hooks_before = hook_count(golden_session.model)
-    options = {"preset": "tiny", "generate": True, "max_new_tokens": 3, "repeats": 1, "warmup": 0}
-    run = golden_session.run_inference(PAGES / "slide.png", ceilings=False, **options)
-    within = [path for path in paths if path.startswith("generate")]
-    stages = [f"generate/prefill/{stage}" for stage in STAGES if stage != "sampling"]
-    assert within == ["generate", "generate/prefill", *stages, "generate/decode"]
-    assert open_ranges == [] and hook_count(golden_session.model) == hooks_before
+
+    run = golden_session.run_inference(
+        PAGES / "slide.png",
+        preset="tiny",
+        generate=True,
+        max_new_tokens=3,
+        repeats=1,
+        warmup=0,
+        ceilings=False,
+    )
+
+    of_generate = [path for path in ranges.paths if path.startswith("generate")]
+    of_prefill = [f"generate/prefill/{stage}" for stage in STAGES if stage != "sampling"]
+    assert of_generate == ["generate", "generate/prefill", *of_prefill, "generate/decode"]
+    assert ranges.open == []
+    assert hook_count(golden_session.model) == hooks_before
     assert set(run.spans["phase"]) == {"prepare", "generate"}
 
 
-def test_peak_memory_sees_a_large_block():
+def test_peak_memory_sees_a_large_block() -> None:
     if PeakMemory("cpu").source is None:
         pytest.skip("this system does not let a process reset its high-water mark")
-    grown = []
+    block_bytes = 64 * 2**20
+
+    growths = []
     for _ in range(3):  # a system that takes back idle pages meanwhile hides a part of it
         memory = PeakMemory("cpu")
         with memory.during("small"):
             pass
         with memory.during("large"):
-            block = torch.ones(64 * 2**20, dtype=torch.uint8)
-        grown.append(memory.peaks["large"] - memory.peaks["small"])
-    assert max(grown) >= 0.9 * block.numel()
+            block = torch.ones(block_bytes, dtype=torch.uint8)
+        growths.append(memory.peaks["large"] - memory.peaks["small"])
+        del block
+
+    assert max(growths) >= 0.9 * block_bytes

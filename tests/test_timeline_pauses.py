@@ -3,157 +3,289 @@ calls.
 """
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import PAGES
 from elements import Elements
 from example_run import make_run
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from ocr_phases import Timeline
+from ocr_phases import OCRSession, PhaseRun, Timeline
 from ocr_phases.record import make_spans
 from ocr_phases.show.timeline_plot import plot_spans
 from ocr_phases.show.timeline_section import timeline_bundle
 from ocr_phases.text import ms_text
 
-PAUSE = 5_000.0  # ms, in which a person reads a cell's output
-#: What each call takes on the device, by its phase.
-TAKES = {"prepare": 20.0, "prefill": 100.0, "decode_step": 10.0, "decode": 50.0, "generate": 200.0}
-#: What is called, with the pauses between; and how many breaks the last axis has.
-CASES: dict[str, tuple[Sequence[str], int]] = {
-    "no pause": (["prepare", "prefill", "decode_step", "decode_step"], 0),
-    "before the first call": (["pause", "prefill", "decode_step"], 0),
-    "between prepare and prefill": (["prepare", "pause", "prefill"], 1),
-    "between prefill and a step": (["prefill", "pause", "decode_step", "decode_step"], 1),
-    "between steps": (
-        ["prefill", "decode_step", "pause", "decode_step", "pause", "decode_step"],
-        2,
-    ),
-    "after the last call": (["prefill", "decode_step", "pause"], 0),
-    "two prefills": (["prefill", "pause", "prefill", "decode_step"], 1),
-    "decode only": (["pause", "decode_step", "pause", "decode_step"], 1),
-    "decode as a whole, then a step": (["prefill", "decode", "pause", "decode_step"], 1),
-    "used again": (
-        ["prefill", "decode_step", "pause", "prepare", "prefill", "pause", "decode_step"],
-        2,
-    ),
-    "generate": (["prepare", "pause", "generate"], 1),
-    "a prefill alone": (["pause", "prefill"], 0),
+#: How long a person reads the output of a cell, in ms.
+PAUSE_MS = 5_000.0
+#: How long each call takes on the device, in ms.
+CALL_MS = {
+    "prepare": 20.0,
+    "prefill": 100.0,
+    "decode_step": 10.0,
+    "decode": 50.0,
+    "generate": 200.0,
 }
+PHASES = ("prepare", "prefill", "decode", "generate")
 
 
-def spans_of(calls: Sequence[str], device: str) -> pd.DataFrame:
-    """The spans of these calls: with stages inside a prefill, and a device clock that is not the
-    host's.
+class CallRecorder:
+    """Writes down the spans of calls that a person makes one after another.
+
+    The device's clock is not the host's: it starts at another time, and on a GPU the device takes
+    half as long as the host.
     """
-    rows = []
-    steps = 0
-    now = 3.0
-    # The device's clock starts elsewhere, and its times are shorter.
-    scale = 0.5 if device == "cuda" else 1.0
 
-    def add(phase: str, stage: str, step: int | None, start: float, length: float) -> None:
-        device_start = scale * start + 7.0
-        rows.append((0, phase, stage, "", step, device_start, scale * length, start, length))
+    def __init__(self, device: str) -> None:
+        self.device_share = 0.5 if device == "cuda" else 1.0
+        self.now = 3.0
+        self.steps = 0
+        self.rows: list[tuple[Any, ...]] = []
 
-    for call in calls:
-        if call == "pause":
-            now += PAUSE
-            continue
-        length = TAKES[call] / scale
-        phase = "decode" if call == "decode_step" else call
-        add(phase, call, steps if call == "decode_step" else None, now, length)
-        if call == "prepare":
-            add("prepare", "load_image", None, now, 0.9 * length)
-        if call == "prefill":
-            add("prefill", "sam", None, now, 0.4 * length)
-            add("prefill", "language_model", None, now + 0.45 * length, 0.2 * length)
-        if call == "decode":
-            add("decode", "decode_step", steps, now, 0.6 * length)
-        steps += call in ("decode_step", "decode")
-        now += length + 0.01
-    return make_spans(rows)
+    def pause(self) -> None:
+        self.now += PAUSE_MS
 
+    def call(self, name: str) -> None:
+        """A call with the stages inside it."""
+        length = CALL_MS[name] / self.device_share
+        if name == "prepare":
+            self.span("prepare", "prepare", 0.0, length)
+            self.span("prepare", "load_image", 0.0, 0.9 * length)
+        elif name == "prefill":
+            self.span("prefill", "prefill", 0.0, length)
+            self.span("prefill", "sam", 0.0, 0.4 * length)
+            self.span("prefill", "language_model", 0.45 * length, 0.2 * length)
+        elif name == "decode":
+            self.span("decode", "decode", 0.0, length)
+            self.span("decode", "decode_step", 0.0, 0.6 * length, self.steps)
+            self.steps += 1
+        elif name == "decode_step":
+            self.span("decode", "decode_step", 0.0, length, self.steps)
+            self.steps += 1
+        else:
+            self.span(name, name, 0.0, length)
+        self.now += length + 0.01
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("case", CASES)
-def test_title_axis_and_table_agree_and_pauses_are_cut(case, device):
-    calls, breaks = CASES[case]
-    spans = spans_of(calls, device)
-    took = sum(TAKES[call] for call in calls if call != "pause")
-    early = sum(TAKES[call] for call in calls if call in ("prepare", "prefill"))
-    figure = plot_spans(spans)
-    wholes = [each for each in (early, took) if each]
-    if early == took:
-        wholes = [took]
-    assert len(figure.axes) == len(wholes)
-    for axes, whole in zip(figure.axes, wholes, strict=True):
-        assert f", {ms_text(whole)}" in axes.get_title("left")
-        assert axes.get_xlim() == pytest.approx((0.0, 1.02 * whole))
-        corners = [path.vertices[:, 0] for path in axes.collections[0].get_paths()]
-        assert min(each.min() for each in corners) == pytest.approx(0.0, abs=0.01)
-        assert max(each.max() for each in corners) <= whole + 0.01
-    last = figure.axes[-1]
-    assert ("pause is left out" in last.get_xlabel()) == bool(breaks)
-    marks = {float(at) for line in last.lines for at in line.get_xdata()}
-    assert len(marks) == breaks
-    for phase in ("prepare", "prefill", "decode", "generate"):
-        lane = sum(TAKES[call] for call in calls if call.split("_")[0] == phase)
-        words = [text.get_text() for text in last.texts]
-        if lane and early != took:
-            # A few steps by themselves are drawn by stage.
-            row = "decode step" if phase == "decode" and not early else phase
-            assert words[words.index(row) + 1] == ms_text(lane)
+    def span(
+        self, phase: str, stage: str, offset: float, length: float, step: int | None = None
+    ) -> None:
+        """A span that starts ``offset`` ms after the call, by the host's clock."""
+        start = self.now + offset
+        device_start = self.device_share * start + 7.0
+        device_length = self.device_share * length
+        row = (0, phase, stage, "", step, device_start, device_length, start, length)
+        self.rows.append(row)
 
 
-def test_two_prefills_are_counted():
-    assert "2 prefills" in plot_spans(spans_of(["prefill", "prefill"], "cpu")).axes[0].get_title(
-        "left"
-    )
+def spans_of(calls: list[str], device: str) -> pd.DataFrame:
+    """The spans that a timeline on this device has after these calls and pauses."""
+    recorder = CallRecorder(device)
+    for name in calls:
+        if name == "pause":
+            recorder.pause()
+        else:
+            recorder.call(name)
+    return make_spans(recorder.rows)
 
 
-def test_short_gaps_between_steps_are_no_breaks():
-    figure = plot_spans(spans_of(["prefill", *["decode_step"] * 20], "cpu"))
+def ms_of(calls: list[str], *names: str) -> float:
+    """How long the calls of these names take together; without a name, how long all take."""
+    return sum(CALL_MS[call] for call in calls if call in (names or CALL_MS))
+
+
+@dataclass(frozen=True)
+class DrawnCalls:
+    """Calls, how many breaks the axis of the whole run must have, and the picture of them."""
+
+    calls: list[str]
+    breaks: int
+    figure: Figure
+
+    @property
+    def beginning_ms(self) -> float:
+        """What comes before decoding, which has an axes of its own where both are there."""
+        return ms_of(self.calls, "prepare", "prefill")
+
+    @property
+    def total_ms(self) -> float:
+        return ms_of(self.calls)
+
+    @property
+    def is_split(self) -> bool:
+        return 0.0 < self.beginning_ms < self.total_ms
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((["prepare", "prefill", "decode_step", "decode_step"], 0), id="no pause"),
+        pytest.param((["pause", "prefill", "decode_step"], 0), id="before the first call"),
+        pytest.param((["prepare", "pause", "prefill"], 1), id="between prepare and prefill"),
+        pytest.param(
+            (["prefill", "pause", "decode_step", "decode_step"], 1),
+            id="between prefill and a step",
+        ),
+        pytest.param(
+            (["prefill", "decode_step", "pause", "decode_step", "pause", "decode_step"], 2),
+            id="between steps",
+        ),
+        pytest.param((["prefill", "decode_step", "pause"], 0), id="after the last call"),
+        pytest.param((["prefill", "pause", "prefill", "decode_step"], 1), id="two prefills"),
+        pytest.param((["pause", "decode_step", "pause", "decode_step"], 1), id="decode only"),
+        pytest.param(
+            (["prefill", "decode", "pause", "decode_step"], 1),
+            id="decode as a whole, then a step",
+        ),
+        pytest.param(
+            (["prefill", "decode_step", "pause", "prepare", "prefill", "pause", "decode_step"], 2),
+            id="used again",
+        ),
+        pytest.param((["prepare", "pause", "generate"], 1), id="generate"),
+        pytest.param((["pause", "prefill"], 0), id="a prefill alone"),
+    ],
+)
+def drawn(request: pytest.FixtureRequest, device: str) -> DrawnCalls:
+    """The picture of a timeline after calls with pauses between them."""
+    calls, breaks = request.param
+    return DrawnCalls(calls, breaks, plot_spans(spans_of(calls, device)))
+
+
+def bar_ends(axes: Axes) -> tuple[float, float]:
+    """Where the first bar of an axes begins, and where the last one ends."""
+    bars = [path.vertices[:, 0] for path in axes.collections[0].get_paths()]
+    first = min(corners.min() for corners in bars)
+    last = max(corners.max() for corners in bars)
+    return first, last
+
+
+def test_a_pause_lengthens_no_axis_and_no_title(drawn: DrawnCalls) -> None:
+    lengths = [drawn.total_ms]
+    if drawn.is_split:
+        lengths = [drawn.beginning_ms, drawn.total_ms]
+
+    assert len(drawn.figure.axes) == len(lengths)
+    for axes, length in zip(drawn.figure.axes, lengths, strict=True):
+        assert f", {ms_text(length)}" in axes.get_title("left")
+        assert axes.get_xlim() == pytest.approx((0.0, 1.02 * length))
+        first, last = bar_ends(axes)
+        assert first == pytest.approx(0.0, abs=0.01)
+        assert last <= length + 0.01
+
+
+def test_each_pause_that_was_cut_is_marked(drawn: DrawnCalls) -> None:
+    axes = drawn.figure.axes[-1]
+
+    marks = set()
+    for line in axes.lines:
+        marks.update(float(place) for place in line.get_xdata())
+
+    assert len(marks) == drawn.breaks
+    assert ("pause is left out" in axes.get_xlabel()) == (drawn.breaks > 0)
+
+
+def test_each_phase_has_its_time_without_pauses_beside_its_row(drawn: DrawnCalls) -> None:
+    if drawn.beginning_ms == drawn.total_ms:
+        return  # a prefill alone is drawn by stage, not by phase
+    words = [text.get_text() for text in drawn.figure.axes[-1].texts]
+    for phase in PHASES:
+        calls = ["decode", "decode_step"] if phase == "decode" else [phase]
+        phase_ms = ms_of(drawn.calls, *calls)
+        # A few steps by themselves are drawn by stage.
+        only_steps = phase == "decode" and not drawn.beginning_ms
+        title = "decode step" if only_steps else phase
+        if phase_ms:
+            assert words[words.index(title) + 1] == ms_text(phase_ms)
+
+
+def test_two_prefills_are_counted() -> None:
+    figure = plot_spans(spans_of(["prefill", "prefill"], "cpu"))
+    assert "2 prefills" in figure.axes[0].get_title("left")
+
+
+def test_short_gaps_between_steps_are_no_breaks() -> None:
+    calls = ["prefill"] + ["decode_step"] * 20
+    figure = plot_spans(spans_of(calls, "cpu"))
     assert "pause" not in figure.axes[-1].get_xlabel()
 
 
+def repeat_in_title(run: PhaseRun, title: str) -> int:
+    """The repeat that a timeline's title says it is of; where it says none there is but one."""
+    named = re.search(r"in repeat (\d+)", title)
+    if named is None:
+        return run.repeats[0]
+    return run.repeats[int(named[1]) - 1]
+
+
 @pytest.mark.parametrize(
-    "shape", [{}, {"cuda": True}, {"generate": True}, {"max_tokens": 1}, {"repeats": 1}]
+    "shape",
+    [
+        pytest.param({}, id="a CPU"),
+        pytest.param({"cuda": True}, id="a GPU"),
+        pytest.param({"generate": True}, id="generate"),
+        pytest.param({"max_tokens": 1}, id="one token"),
+        pytest.param({"repeats": 1}, id="one repeat"),
+    ],
 )
-def test_the_timeline_of_a_record_has_the_times_of_its_repeat(shape):
+def test_the_timeline_of_a_record_has_the_times_of_its_repeat(shape: dict[str, Any]) -> None:
     run = make_run(**shape)
-    figure = run.plot.timeline()
-    title = figure.axes[-1].get_title("left")
-    number = int((re.search(r"in repeat (\d+)", title) or ["", "1"])[1]) - 1
-    spans = run.spans[run.spans["repeat"] == run.repeats[number]]
+
+    axes = run.plot.timeline().axes[-1]
+
+    title = axes.get_title("left")
+    spans = run.spans[run.spans["repeat"] == repeat_in_title(run, title)]
     phases = spans[spans["stage"] == spans["phase"]]
-    assert f", {ms_text(phases['device_ms'].sum())}" in title
-    ends = [path.vertices[:, 0].max() for path in figure.axes[-1].collections[0].get_paths()]
-    assert max(ends) == pytest.approx(phases["device_ms"].sum())
+    total_ms = phases["device_ms"].sum()
+    assert f", {ms_text(total_ms)}" in title
+    _, end = bar_ends(axes)
+    assert end == pytest.approx(total_ms)
 
 
-def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(golden_session, monkeypatch):
-    """With a clock that jumps between the calls, as it does for a person who reads what a cell
-    shows.
-    """
-    from ocr_phases.models import devices as module
+class JumpingClock:
+    """A clock that goes on as the real one does, and that a test sets forward."""
 
-    late = [0.0]
-    clock = module.perf_counter
-    monkeypatch.setattr(module, "perf_counter", lambda: clock() + late[0])
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+        self.late = 0.0
+
+    def __call__(self) -> float:
+        return self.clock() + self.late
+
+
+def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(
+    golden_session: OCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock jumps by an hour between the calls, as for a person who reads what a cell shows."""
+    from ocr_phases.models import devices
+
+    clock = JumpingClock(devices.perf_counter)
+    monkeypatch.setattr(devices, "perf_counter", clock)
     timeline = Timeline("cpu")
+
     inputs = golden_session.prepare(PAGES / "slide.png", preset="tiny")
-    late[0] += 3600.0
+    clock.late += 3600.0
     state = golden_session.run_prefill(inputs, timeline)
-    late[0] += 3600.0
+    clock.late += 3600.0
     golden_session.run_decode_step(state, timeline)
+
     table = timeline.table()
-    prefill, step = (
-        table[table["stage"] == name]["device_ms"].sum() for name in ("prefill", "decode_step")
+    ms_by_stage = table.groupby("stage")["device_ms"].sum()
+    prefill_ms = ms_by_stage["prefill"]
+    step_ms = ms_by_stage["decode_step"]
+    beginning, whole = timeline.plot().axes
+    assert beginning.get_title("left") == f"Prefill, {ms_text(prefill_ms)}"
+    assert whole.get_title("left") == (
+        f"The whole run, {ms_text(prefill_ms + step_ms)}, 1 decode step"
     )
-    first, last = timeline.plot().axes
-    assert first.get_title("left") == f"Prefill, {ms_text(prefill)}"
-    assert last.get_title("left") == f"The whole run, {ms_text(prefill + step)}, 1 decode step"
     shown = Elements(timeline_bundle(table)["text/html"]).said
-    assert ms_text(prefill) in shown and "3,600" not in shown and "7,200" not in shown
+    assert ms_text(prefill_ms) in shown
+    assert "3,600" not in shown
+    assert "7,200" not in shown

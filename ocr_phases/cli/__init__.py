@@ -41,7 +41,12 @@ from ocr_phases.versions import __version__
 _ONE_SIGNAL_SECONDS = 1.0
 
 _DESCRIPTION = (
-    "Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode."
+    "Measure how long a document vision-language model such as DeepSeek-OCR takes to read a page: "
+    "the prefill with the vision encoders, and each decode step."
+)
+_EPILOG = (
+    "A first try, which needs no GPU and no download: ocr-phases report page.png. Without --model "
+    "a small built-in model is measured. 'ocr-phases VERB --help' has the options of a verb."
 )
 
 VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks, html)
@@ -174,7 +179,7 @@ def _complete(words: Sequence[str]) -> None:
 
 def _parser(words: Sequence[str]) -> Parser:
     """The parser of all verbs, with the options of those among ``words``."""
-    parser = Parser(prog="ocr-phases", description=_DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="ocr-phases", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:

@@ -18,9 +18,11 @@ from ocr_phases.cli.options import (
     number_list,
 )
 from ocr_phases.families import PRESET_NAMES
-from ocr_phases.settings import ModelSettings, RunSettings, help_text, kind
+from ocr_phases.settings import ModelSettings, RunSettings, full_help_text, kind
 
-_PAGE_HELP = "image, file.pdf#3, or several as file.pdf#1-8; TIFF frames likewise"
+_PAGE_HELP = (
+    "an image file, or a page of a PDF or TIFF file (file.pdf#3); file.pdf#1-8 are eight pages"
+)
 _PRESETS = ", ".join(PRESET_NAMES)
 _COUNT = number(int, 0)
 _PERCENT = number(float, 0)
@@ -44,9 +46,11 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     _add_no_image(command)
     _add_out(command, "report")
     command.add_argument("pages", nargs="*", metavar="PAGE", help=_PAGE_HELP)
-    command.add_argument("--record", help="show this run.json instead of measuring")
+    command.add_argument("--record", help="show this record (run.json) instead of measuring a page")
     command.add_argument(
-        "--show-code", action="store_true", help="keep the notebook's code in the report"
+        "--show-code",
+        action="store_true",
+        help="also show the code of the notebook that makes the report",
     )
 
 
@@ -59,13 +63,15 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         type=Path,
         default="ocr_phases_batch",
         metavar="DIR",
-        help="output folder; a batch that is there is resumed (default: %(default)s)",
+        help="folder for the results; if it has a batch already, that one is resumed (default: "
+        "%(default)s)",
     )
     command.add_argument(
         "pages",
         nargs="*",
         metavar="PAGES",
-        help="files, folders, globs, or a list (.csv, .jsonl) of pages",
+        help="image and PDF files, folders, patterns such as 'scans/*.png', or a file that "
+        "lists pages (.csv, .jsonl)",
     )
     command.add_argument(
         "--presets",
@@ -77,29 +83,31 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--render",
         choices=["during", "after", "none", "only"],
-        help="make each report during the measurement, in the worker that holds the model; make "
-        "all after it, without a GPU; make none; or make only the missing reports of a measured "
-        "batch (default: during; with --truth: after)",
+        help="when the reports are made. during: after each page, by the worker that has the "
+        "model; after: all at the end, without a GPU; none: not at all; only: measure "
+        "nothing, and make the reports that a measured batch lacks (default: during; with "
+        "--truth: after)",
     )
     command.add_argument(
         "--documents",
         type=Path,
         metavar="DIR",
-        help="also write each PDF as one document: its text with the pages apart, and a PDF of its "
-        "pages with their boxes",
+        help="also write each PDF file as one document into this folder: its text page by "
+        "page, and a PDF of its pages with their boxes",
     )
     command.add_argument(
         "--predictions",
         type=Path,
         metavar="DIR",
-        help="also write each page's text as NAME.md, for OmniDocBench's evaluator",
+        help="also write the text of each page into this folder as NAME.md, as OmniDocBench's "
+        "evaluator expects it",
     )
     command.add_argument(
         "--retries",
         type=_COUNT,
         default=1,
         metavar="N",
-        help="retries per page (default: %(default)s)",
+        help="how often a page that failed is tried again (default: %(default)s)",
     )
     command.add_argument(
         "--timeout",
@@ -112,26 +120,29 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         "--workers",
         type=int,
         metavar="N",
-        help="worker processes on this machine (default: one per GPU, or one)",
+        help="number of worker processes on this machine (default: one per GPU, or one without "
+        "a GPU)",
     )
     command.add_argument(
         "--scheduler",
         metavar="ADDRESS",
-        help="use this dask scheduler's workers: tls://HOST:PORT, or tcp://",
+        help="use the workers of this dask scheduler, tls://HOST:PORT or tcp://HOST:PORT, "
+        "instead of processes on this machine",
     )
     command.add_argument(
         "--wait-workers",
         type=_SECONDS,
         default=math.inf,
         metavar="S",
-        help="stop after this many seconds without a worker (default: wait)",
+        help="with --scheduler: stop after this many seconds without a worker (default: wait "
+        "for one)",
     )
     command.add_argument(
         "--render-workers",
         type=int,
         default=1,
         metavar="N",
-        help="rendering processes (default: %(default)s)",
+        help="number of processes that make reports after the measurement (default: %(default)s)",
     )
 
 
@@ -145,13 +156,14 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     _add_show_text(command)
     _add_no_image(command)
     command.add_argument(
-        "--save", help="file for the record (default: run.json, or run-2.json and so on)"
+        "--save",
+        help="file for the record (default: run.json; if that exists, run-2.json and so on)",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="measure nothing: say how much memory the measurement needs and whether it fits; a "
-        "config.json is enough. Exit code 1: it does not fit",
+        help="measure nothing, and say how much memory the measurement needs and whether it "
+        "fits (exit code 1: it does not). Of the model, only its config.json is needed",
     )
     command.add_argument(
         "--card",
@@ -161,8 +173,8 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         type=card_list,
         default=[],
         metavar="LIST",
-        help='--dry-run for these GPUs by their datasheets: "RTX 4090,L4=0.80" (its price per '
-        "hour), or all; needs no GPU",
+        help='with --dry-run: say it for these GPUs, from their datasheets: "RTX 4090,L4", '
+        'with a price per hour "L4=0.80", or all. This needs no GPU',
     )
     command.add_argument(
         "--batch",
@@ -170,19 +182,21 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         type=number(int, 1),
         default=1,
         metavar="N",
-        help="--dry-run for a batch of this many pages (default: %(default)s)",
+        help="with --dry-run: number of pages that the model reads at the same time (default: "
+        "%(default)s)",
     )
     command.add_argument(
         "--speculate",
         type=number(int, 1),
         metavar="N",
-        help="say whether guessing N tokens ahead by n-gram lookup would pay for this text",
+        help="also say whether speculative decoding, with up to N tokens guessed from earlier "
+        "n-grams of the text, would pay for this page",
     )
     command.add_argument(
         "--from",
         dest="repeated",
         metavar="RUN.json",
-        help="repeat this record's measurement and compare",
+        help="measure once more what this record measured, and compare the two",
     )
 
 
@@ -196,28 +210,32 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--published",
         metavar="MODEL",
-        help="check published weights, a folder or hub id such as deepseek-ai/DeepSeek-OCR, on "
-        "three sample pages, and write one file without private data to share",
+        help="check published weights (a folder, or a hub id such as deepseek-ai/DeepSeek-OCR) "
+        "on three sample pages, and write one file that you can share, because it has no "
+        "private data",
     )
     command.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder for verify.html (default: none), or for what --published writes (default: "
-        "ocr_phases_published, or with a number)",
+        help="folder for verify.html (default: it is not written), or for what --published "
+        "writes (default: ocr_phases_published, with a number if that exists)",
     )
-    command.add_argument("--record", help="check this run.json instead of measuring")
-    command.add_argument("--save", help="file for the record (default: none)")
+    command.add_argument(
+        "--record", help="check this record (run.json) instead of measuring a page"
+    )
+    command.add_argument("--save", help="file for the record (default: it is not saved)")
 
 
 def _add_artifacts(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_out(command, "artifacts")
-    command.add_argument("record", metavar="RUN.json")
+    command.add_argument("record", metavar="RUN.json", help="the record")
     command.add_argument(
         "--chrome-trace",
         action="store_true",
-        help="write trace.json instead: all spans for ui.perfetto.dev or chrome://tracing",
+        help="write trace.json instead: the start and end of every stage, for ui.perfetto.dev "
+        "or chrome://tracing",
     )
 
 
@@ -225,7 +243,10 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_out(command, "compare")
     command.add_argument(
-        "base", metavar="A.json", help="the baseline record; with --baseline the new record"
+        "base",
+        metavar="A.json",
+        help="the baseline: the record that the others are compared with. With --baseline it "
+        "is the new record",
     )
     command.add_argument(
         "records", nargs="*", metavar="B.json", help="records that are compared with A.json"
@@ -234,42 +255,49 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         "--baseline",
         type=Path,
         metavar="DIR",
-        help="compare A.json with the newest records of this folder that have its page, model, "
-        "settings and card; exit code 3 with --fail-above where there is none",
+        help="compare A.json with the newest records in this folder that have the same page, "
+        "model, settings and device. With --fail-above, exit code 3 also means that there "
+        "are none",
     )
     command.add_argument(
         "--last",
         type=number(int, 1),
         default=8,
         metavar="N",
-        help="maximum number of records taken from --baseline; 3 or more also show how the machine "
-        "changes from day to day (default: %(default)s)",
+        help="maximum number of records that are taken from the folder of --baseline. With 3 "
+        "or more, the interval includes how the machine varies from day to day (default: "
+        "%(default)s)",
     )
     command.add_argument(
         "--fail-above",
         type=_PERCENT,
         metavar="PCT",
-        help="exit code 1 if the whole 95 %% interval of a slowdown is above this limit, 3 if the "
-        "interval contains it; for a measure of the text, percentage points",
+        help="limit in per cent: exit code 1 if a figure is proven to be worse by more than "
+        "this (its whole 95 %% interval is above the limit), 3 if that is undecided (the "
+        "interval contains the limit). For the accuracy of the text, such as cer, it is "
+        "in percentage points",
     )
     command.add_argument(
         "--margin",
         type=_PERCENT,
         default=2.0,
         metavar="PCT",
-        help="call two runs equivalent if the whole interval is within this many per cent "
-        "(default: %(default)s)",
+        help="call two records equivalent if the whole interval of their ratio is within this "
+        "many per cent of 1 (default: %(default)s)",
     )
     command.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="figure that --fail-above looks at, such as ttft_ms, prefill/sam/global or cer; can "
-        "be repeated (default: prefill_ms, inter_token_ms, generate_ms)",
+        help="figure that --fail-above looks at, such as ttft_ms, prefill/sam/global or cer; "
+        "can be given several times (default: the figures that get a verdict, such as "
+        "prefill_ms and inter_token_ms)",
     )
     command.add_argument(
-        "--kernels", action="store_true", help="also compare the kernels of each stage"
+        "--kernels",
+        action="store_true",
+        help="also compare the GPU kernels of each stage, if the records have them",
     )
 
 
@@ -279,8 +307,9 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--server",
         metavar="URL",
-        help="load-test this server, http://HOST:PORT/v1 or with #MODEL, instead of a sweep; its "
-        "key is read from OCR_PHASES_API_KEY",
+        help="load-test this server instead of a sweep. Give its address as "
+        "http://HOST:PORT/v1, or as http://HOST:PORT/v1#MODEL if it has several models. "
+        "Its key is read from the environment variable OCR_PHASES_API_KEY",
     )
     _add_truth(command)
     _add_served_model(command)
@@ -288,86 +317,94 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="output folder; a sweep that is there is resumed (default: ocr_phases_sweep)",
+        help="folder for the results; if it has a sweep already, that one is resumed (default: "
+        "ocr_phases_sweep)",
     )
     command.add_argument(
         "--concurrency",
         type=number_list,
         default="1,2,4,8",
         metavar="LIST",
-        help="--server: numbers of pages in flight at the same time (default: %(default)s)",
+        help="with --server: numbers of pages that are sent at the same time; each number is "
+        "one level of the load test (default: %(default)s)",
     )
     command.add_argument(
         "--rate",
         type=number_list,
         default=[],
         metavar="PER_MINUTE",
-        help="--server: also send this many pages per minute (120 is two a second), at random "
-        "times (Poisson, by --seed); several as a list",
+        help="with --server: also send this many pages per minute (120 is two per second), at "
+        "random times (Poisson; --seed repeats them). A list, such as 30,60, has one "
+        "level for each number",
     )
     command.add_argument(
         "--pages",
         metavar="PAGES",
-        help="--server: a folder, glob or list of pages that are sent in turn",
+        help="with --server: the pages that are sent one after another: a folder, a pattern such "
+        "as 'scans/*.png', or a file that lists pages",
     )
     command.add_argument(
         "--requests",
         type=int,
         metavar="N",
-        help="--server: number of pages per level (default: four times the pages in flight)",
+        help="with --server: how many pages are sent at each level (default: four times the "
+        "number of pages that are sent at the same time)",
     )
     command.add_argument(
         "--slo",
         metavar="LIST",
-        help="--server: latency objective per page in ms, such as ttft=500,itl=30; the table then "
-        "has the pages per minute that meet it (goodput)",
+        help="with --server: objective in ms for the time to first token and the mean time "
+        "between tokens of a page, such as ttft=500,itl=30. The table then also has the "
+        "pages per minute that meet it (goodput)",
     )
     command.add_argument(
         "--records",
         metavar="DIR",
-        help="show the records of this folder instead of measuring",
+        help="show the records in this folder instead of measuring a page",
     )
     command.add_argument(
         "--models",
         type=model_list,
         default=[],
         metavar="LIST",
-        help="several models, instead of --model",
+        help="models to compare, instead of --model",
     )
     command.add_argument(
         "--presets",
         type=name_list,
         default="tiny,base",
         metavar="LIST",
-        help=f"of {_PRESETS} (default: %(default)s)",
+        help=f"presets to compare, of {_PRESETS} (default: %(default)s)",
     )
     command.add_argument(
         "--strategies",
         type=name_list,
         default="eager",
         metavar="LIST",
-        help="how the language model runs: eager, cuda_graph, compiled (default: %(default)s)",
+        help="ways to run the language model that are compared, of eager, cuda_graph, compiled "
+        "(default: %(default)s)",
     )
     command.add_argument(
         "--visions",
         type=name_list,
         default="eager",
         metavar="LIST",
-        help="how the vision encoders run: eager, cuda_graph, compiled (default: %(default)s)",
+        help="ways to run the vision encoders that are compared, of eager, cuda_graph, "
+        "compiled (default: %(default)s)",
     )
     command.add_argument(
         "--attentions",
         type=name_list,
         default=[],
         metavar="LIST",
-        help="several instead of --attention, such as sdpa,eager",
+        help="implementations of attention to compare, such as sdpa,eager, instead of --attention",
     )
     command.add_argument(
         "--dtypes",
         type=name_list,
         default=[],
         metavar="LIST",
-        help="several instead of --dtype, such as float32,bfloat16",
+        help="dtypes of the weights to compare, such as float32,bfloat16, instead of --dtype",
     )
     command.add_argument(
         "--batch",
@@ -375,17 +412,23 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=number_list,
         default="1,2",
         metavar="LIST",
-        help="batch sizes: copies of the page in one batch (default: %(default)s)",
+        help="batch sizes to compare: how many copies of the page the model reads at the same "
+        "time (default: %(default)s)",
     )
     command.add_argument(
         "--max-new-tokens",
         dest="lengths",
         type=number_list,
         metavar="LIST",
-        help="output lengths, where the end token is ignored (default: 32,128); with --truth or "
-        "--no-ignore-eos the maximum number of new tokens (default: 1024)",
+        help="numbers of new tokens to compare; the end token is ignored (default: 32,128). "
+        "With --truth or --no-ignore-eos the text ends at the end token, and these are "
+        "maximum numbers (default: 1024)",
     )
-    command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
+    command.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="measure again the combinations that failed before",
+    )
 
 
 def _add_notebooks(command: argparse.ArgumentParser) -> None:
@@ -414,7 +457,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object on stdout, everything else on stderr",
+        help="print the result as one JSON object on stdout, and everything else on stderr",
     )
     command.add_argument(
         "--overwrite",
@@ -428,7 +471,7 @@ def _add_out(command: argparse.ArgumentParser, verb: str) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"output folder (default: ocr_phases_{verb}, or with a number)",
+        help=f"folder for the results (default: ocr_phases_{verb}, with a number if that exists)",
     )
 
 
@@ -437,8 +480,9 @@ def _add_server(command: argparse.ArgumentParser, *, dest: str = "model") -> Non
         "--server",
         dest=dest,
         metavar="URL",
-        help="measure this OpenAI-compatible server, http://HOST:PORT/v1 or with #MODEL, instead "
-        "of loading a model; its key is read from OCR_PHASES_API_KEY",
+        help="measure an OpenAI-compatible server instead of loading a model. Give its address "
+        "as http://HOST:PORT/v1, or as http://HOST:PORT/v1#MODEL if it has several "
+        "models. Its key is read from the environment variable OCR_PHASES_API_KEY",
     )
 
 
@@ -447,8 +491,9 @@ def _add_truth(command: argparse.ArgumentParser) -> None:
         "--truth",
         type=Path,
         metavar="PATH",
-        help="compare the model's text with this reference text: a text, Markdown, page JSON or "
-        "OmniDocBench file, a record, or a folder with one file per page, named like the page",
+        help="compare the model's text with this reference text, which is what the page really "
+        "says: a text, Markdown, page JSON or OmniDocBench file, a record, or a folder "
+        "with one file per page, named like the page",
     )
 
 
@@ -457,13 +502,15 @@ def _add_served_model(command: argparse.ArgumentParser) -> None:
         "--first-token-timeout",
         type=_SECONDS,
         metavar="S",
-        help="maximum time until a server's first token of a page, in seconds (default: 300)",
+        help="with --server: maximum time until the first token of a page, in seconds "
+        "(default: 300)",
     )
     command.add_argument(
         "--answer-timeout",
         type=_SECONDS,
         metavar="S",
-        help="maximum time until a server's last token of a page, in seconds (default: 3600)",
+        help="with --server: maximum time until the last token of a page, in seconds (default: "
+        "3600)",
     )
 
 
@@ -471,7 +518,7 @@ def _add_show_text(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--show-text",
         action="store_true",
-        help="write the text of the first run to stderr while the model makes it",
+        help="also write the text to stderr while the model makes it (in the first run only)",
     )
 
 
@@ -479,7 +526,8 @@ def _add_no_image(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--no-image",
         action="store_true",
-        help="measure a --prompt of your own without a page; such a run has no vision",
+        help="measure a prompt of your own (--prompt) without a page, and so without the "
+        "vision encoders",
     )
 
 
@@ -487,7 +535,7 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trace",
         action="store_true",
-        help="same as --kernels, and save a Chrome trace next to the record",
+        help="the same as --kernels, and save a Chrome trace of the kernels next to the record",
     )
 
 
@@ -498,7 +546,7 @@ def _add_settings(command: argparse.ArgumentParser, verb: str) -> None:
         for setting in fields(group):
             if setting.name not in SETTINGS.get(verb, ()):
                 continue
-            text = help_text(setting).replace("%", "%%")
+            text = full_help_text(setting).replace("%", "%%")
             if kind(setting) != "bool" and setting.default is not None:
                 text += " (default: %(default)s)"
             option = "--" + setting.name.replace("_", "-")
@@ -522,33 +570,39 @@ class VerbOptions(NamedTuple):
 #: Usage names no options: one for each setting, some forty, would hide the arguments.
 VERB_OPTIONS = {
     "report": VerbOptions(
-        "[PAGE ...]", "measure pages, write one HTML report per page", _add_report
+        "[PAGE ...]", "measure pages, and write an HTML report for each", _add_report
     ),
     "batch": VerbOptions(
         "[PAGES ...]",
-        "measure many pages on several devices, with an index; resumes after a stop",
+        "measure many pages, on one or several GPUs or machines; resumes after a stop",
         _add_batch,
     ),
     "profile": VerbOptions(
-        "[PAGE]", "measure a page, print a summary, save its record", _add_profile
+        "[PAGE]", "measure a page, print a summary, and save the record", _add_profile
     ),
-    "verify": VerbOptions("[PAGE]", "check that the measurement is sound", _add_verify),
+    "verify": VerbOptions(
+        "[PAGE]", "measure a page, and check whether its times can be trusted", _add_verify
+    ),
     "artifacts": VerbOptions(
-        "RUN.json", "write text, crops and boxes from a record", _add_artifacts
+        "RUN.json",
+        "write the text of a record, its pictures, and the page with boxes",
+        _add_artifacts,
     ),
     "compare": VerbOptions(
-        "A.json B.json [B.json ...]", "compare records; can fail a CI job", _add_compare
+        "A.json B.json [B.json ...]",
+        "compare records: did it get slower? can fail a CI job",
+        _add_compare,
     ),
     "sweep": VerbOptions(
         "[PAGE]",
-        "measure one page over presets, strategies, batch sizes and lengths",
+        "measure one page at several presets, strategies, batch sizes and lengths",
         _add_sweep,
     ),
     "notebooks": VerbOptions(
         "DIR", "copy the notebooks of this package into a folder", _add_notebooks
     ),
     "html": VerbOptions(
-        "NOTEBOOK.ipynb", "render a notebook that has been run as one HTML file", _add_html
+        "NOTEBOOK.ipynb", "convert a notebook that has been run to one HTML file", _add_html
     ),
 }
 

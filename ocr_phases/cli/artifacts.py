@@ -10,8 +10,8 @@ from ocr_phases.errors import OcrPhasesError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its
-    trace.
+    """Write what the model read from a record: the text (result.mmd), pictures, and the page with
+    boxes.
     """
     from ocr_phases.files import folder_for, only_writer, output_file
     from ocr_phases.report.result_files import (

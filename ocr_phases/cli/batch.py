@@ -29,10 +29,9 @@ _SHOWN_FAILURES = 10
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure many pages: a record and a report each, an index and tables. Exit code 1: a page
-    failed.
+    """Measure many pages, and write a record and a report for each, an index and tables.
 
-    The same command resumes a stopped batch.
+    The same command resumes a batch that was stopped. Exit code 1 means that a page failed.
     """
     from ocr_phases.batch.index import FAILED, write_index
     from ocr_phases.files import only_writer, output_folder

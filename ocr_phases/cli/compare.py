@@ -20,9 +20,10 @@ FOLDER = "ocr_phases_compare"
 
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one, or one with the newest like it of a folder.
+    """Compare records with a baseline, which is the first one, and write an HTML page.
 
-    With --fail-above, exit code 1: a slowdown, 3: undecided.
+    With --baseline, compare one new record with earlier ones in a folder. With --fail-above, exit
+    code 1 means that a figure is proven to be worse, and 3 that this is undecided.
     """
     from ocr_phases.analyse.comparison import run_labels
     from ocr_phases.files import folder_for

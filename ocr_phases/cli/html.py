@@ -10,7 +10,7 @@ from ocr_phases.cli.results import wrote
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Render an executed notebook of your own as one HTML file that makes no request."""
+    """Convert a notebook that has been run to one HTML file, which makes no network request."""
     from ocr_phases.files import check_names, output_folder
     from ocr_phases.report.render import render_html
 

@@ -9,7 +9,7 @@ from ocr_phases.cli.results import wrote
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Copy the notebooks of this package into a folder: for JupyterLab, or for papermill."""
+    """Copy the notebooks of this package into a folder, for JupyterLab or papermill."""
     from ocr_phases.files import folder_for, only_writer, write_into
     from ocr_phases.versions import asset
 

@@ -33,9 +33,10 @@ _OF_THE_COMMAND = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure a page, or repeat a record's measurement, print a summary and save the record.
+    """Measure a page, print a summary and save the record.
 
-    With --dry-run nothing is measured, and exit code 1 says that it does not fit.
+    With --dry-run nothing is measured, and exit code 1 means that the measurement does not fit into
+    the memory.
     """
     from ocr_phases.analyse.cards import key_metrics_text
     from ocr_phases.analyse.comparison_words import same_tokens

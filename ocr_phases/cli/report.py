@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write one HTML report per page (or of an existing record), with record, notebook and
-    artifacts.
+    """Measure pages and write an HTML report for each, or the report of an existing record.
+
+    The folder also has the record, the executed notebook, the text and the page with boxes.
     """
     arguments.result = {"reports": []}
     if arguments.no_image:

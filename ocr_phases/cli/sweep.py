@@ -22,9 +22,10 @@ _LOAD_FILES = r"load\.(html|json)"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure the missing cells of a sweep, one record each, and show all as one HTML file.
+    """Measure a page with every combination of the settings that are lists, and write an HTML page.
 
-    Exit code 1: no cell could be measured.
+    Each combination (a cell) has a record of its own, and those that exist already are not measured
+    again. Exit code 1 means that no cell could be measured. With --server, load-test a server.
     """
     if arguments.server:
         return _load(arguments)

@@ -10,8 +10,9 @@ from ocr_phases.cli.results import Exit, rows, run_result, show_quality, wrote
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run all checks on a page, an existing record, or published weights. Exit code 1: a check
-    failed.
+    """Measure a page and run all checks, or run them on an existing record or on published weights.
+
+    Exit code 1 means that a check failed.
     """
     if arguments.published is not None:
         return published.run(arguments)

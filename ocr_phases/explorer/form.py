@@ -31,7 +31,7 @@ from ocr_phases.settings import (
     choices,
     form_group,
     form_label,
-    help_text,
+    full_help_text,
     kind,
     setting_from_text,
 )
@@ -234,7 +234,7 @@ def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
         label=form_label(setting),
         group=group,
         kind=kind(setting),
-        help=help_text(setting),
+        help=full_help_text(setting),
         options=options,
         own=setting.name in _OWN,
     )

@@ -102,35 +102,36 @@ class OCRSession(Hinted):
         Parameters
         ----------
         model : str or Path, default "tiny"
-            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), folder or
-            hub id. The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
+            The model: tiny (built in), dummy[:FAMILY] (random weights), a folder or a hub id.
+            The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
             `connect`.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
+            Where to run: auto (a CUDA GPU, otherwise the CPU), cpu, cuda, cuda:N or mps. Refused
+            where torch sees no such device.
         dtype : str or torch.dtype, optional
-            The dtype of the weights: float32, bfloat16 or float16; the default depends on the
-            device.
+            Dtype of the weights: float32, bfloat16 or float16; the default is the device's. That is
+            float32 on a CPU, bfloat16 on a GPU that computes with it, and float16 on other GPUs.
         attention : str, optional
-            The attention kernels: eager, sdpa or flash_attention_2; by default sdpa where the class
-            has it.
+            Implementation of attention: eager, sdpa or flash_attention_2. By default it is sdpa if
+            the model's class has it, and otherwise eager.
         revision : str, optional
-            Commit, tag or branch of a hub id; the default is its main branch. The published class
-            needs a full commit hash.
+            Commit, tag or branch of a model on the hub; the default is its main branch. The
+            published class needs a full commit hash.
         implementation : {"native", "vendor"}, default "native"
             The model's class: native (transformers' class) or vendor (the checkpoint's own code).
         trust_remote_code : bool, default False
-            Allow the checkpoint's Python files to run; vendor needs it.
+            Allow the checkpoint's Python code to run, as vendor needs.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
             For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
         family : str, optional
-            A server's model family, such as deepseek-ocr-2 or unknown; else what it tells.
+            A server's model family: deepseek-ocr, deepseek-ocr-2, unlimited-ocr, unknown.
             Refused for a model that is loaded here.
         engine : str, optional
-            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other. It
+            Server software if a proxy hides it: vllm, sglang, llama.cpp, ollama, other. It
             changes nothing for a model that is loaded here.
         extra_body : str, optional
-            A JSON object added to each request to a server, such as {"priority": 1}. It
-            changes nothing for a model that is loaded here.
+            A JSON object that is added to each request: {"priority": 1} (servers only). It changes
+            nothing for a model that is loaded here.
 
         Returns
         -------
@@ -187,20 +188,21 @@ class OCRSession(Hinted):
         folder : str or Path
             The folder of a checkpoint.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
+            Where to run: auto (a CUDA GPU, otherwise the CPU), cpu, cuda, cuda:N or mps. Refused
+            where torch sees no such device.
         dtype : str or torch.dtype, optional
-            The dtype of the weights: float32, bfloat16 or float16; the default depends on the
-            device.
+            Dtype of the weights: float32, bfloat16 or float16; the default is the device's. That is
+            float32 on a CPU, bfloat16 on a GPU that computes with it, and float16 on other GPUs.
         attention : str, optional
-            The attention kernels: eager, sdpa or flash_attention_2; by default sdpa where the class
-            has it.
+            Implementation of attention: eager, sdpa or flash_attention_2. By default it is sdpa if
+            the model's class has it, and otherwise eager.
         revision : str, optional
-            Commit, tag or branch of a hub id; the default is its main branch. The published class
-            needs a full commit hash.
+            Commit, tag or branch of a model on the hub; the default is its main branch. The
+            published class needs a full commit hash.
         implementation : {"native", "vendor"}, default "native"
             The model's class: native (transformers' class) or vendor (the checkpoint's own code).
         trust_remote_code : bool, default False
-            Allow the checkpoint's Python files to run; vendor needs it.
+            Allow the checkpoint's Python code to run, as vendor needs.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
             For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
 
@@ -473,81 +475,80 @@ class OCRSession(Hinted):
             crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
         base_size : int, optional
-            Pixels of a cut page's global view, instead of the preset's; a multiple of 64, as
-            ``image_size`` is. Sizes are refused where the model's family is unknown.
+            Side of the whole page's view in pixels, if the page is cut into crops; a multiple of
+            64, as ``image_size`` is. Sizes are refused where the model's family is unknown.
         image_size : int, optional
-            Pixels of a crop, or of an uncut page's only view, instead of the preset's.
+            Side of a crop in pixels, or of the only view of a page that is not cut.
         crop_mode : bool, optional
             Cut a large page into crops; the default is what the preset does.
         min_crops : int, optional
-            Minimum number of crops; the default is 2.
+            Minimum number of crops of a page that is cut; the default is 2.
         max_crops : int, optional
-            Maximum number of crops; the default is the family's: 9, 6 or 32.
+            Maximum number of crops; the default depends on the family: 9, 6 or 32.
         max_new_tokens : int, optional
             Maximum number of new tokens, including the first; the default is 512. With a published
             ``infer`` it is that one's limit. Refused where prompt and new tokens do not fit the
             model's positions.
         infer : mapping or str, optional
-            How the next token is chosen: published, published-eval, or values of temperature,
-            top_p, top_k, .... Also as a mapping: ``do_sample``, ``temperature`` (0 means greedy),
-            ``top_p``, ``top_k``, ``no_repeat_ngram_size``, ``no_repeat_ngram_window``,
-            ``whitelist_token_ids``. The default is greedy.
+            Sampling: values of temperature, top_p, top_k, ..., or a name (published). Also as a
+            mapping: ``do_sample``, ``temperature`` (0 means greedy), ``top_p``, ``top_k``,
+            ``no_repeat_ngram_size``, ``no_repeat_ngram_window``, ``whitelist_token_ids``. The
+            default is greedy.
         repeats : int, default 3
-            Number of measured runs.
+            Number of measured runs; a time is the median over them.
         warmup : int, default 1
-            Number of runs before them that are not recorded.
+            Number of warm-up runs before the measured ones; they are not recorded.
         warm_once : bool, default False
-            Skip the warm-up for shapes that the loaded model has run before: pages that are cut
-            alike, with as many prompt tokens and new ones. The record says so
+            Skip the warm-up if the loaded model has run inputs of this shape before: pages that are
+            cut alike, with as many prompt tokens and new ones. The record says so
             (``run.request.warmed_before``).
         strategy : {"eager", "cuda_graph", "compiled"}, default "eager"
             How the language model runs. ``cuda_graph`` is refused without a CUDA device.
         vision : {"eager", "cuda_graph", "compiled"}, default "eager"
             How the vision encoders run. ``cuda_graph`` is refused without a CUDA device.
         threads : int, optional
-            CPU threads that torch computes with; the default is torch's own number. On a shared
+            Number of CPU threads that torch uses; the default is torch's own choice. On a shared
             machine one thread is often faster and steadier.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
             neither a named prompt nor a text with its own ``<image>``.
         ignore_eos : bool, optional
-            Continue after the end token; the default is to do so only for dummy.
+            Continue after the end token; by default only random weights do so.
         eos_check_every : int, optional
-            Steps between reads of the end token; by default 1 in eager, else 16. Tokens made
-            after the end token are cut.
+            Look for the end token every N steps; default: 1 in eager, else 16. Tokens made after
+            the end token are cut.
         first_token : {"prefill", "redecode"}, default "prefill"
-            Source of token 1: prefill or redecode (of the last prompt token). The tokens are
-            the same; with ``redecode`` token 1 has a decode latency.
+            What computes token 1: prefill, or a decode step (redecode). The tokens are the same;
+            with ``redecode`` token 1 has a decode latency.
         seed : int, default 0
-            Seed for sampling.
+            Seed of the random numbers for sampling.
         autocast : bool, optional
-            Run under bfloat16 autocast; the default is no.
+            Run under torch's bfloat16 autocast, as published does; the default is no.
         generate : bool, default False
-            Time model.generate() instead of prefill and decode. Refused together with
+            Time model.generate() as a whole, instead of prefill and decode. Refused together with
             ``first_token="redecode"``, ``verify`` or another ``strategy``.
         return_text : bool, default True
-            Keep the text in the record.
+            Keep the text that the model wrote in the record.
         embed_page : bool, default True
-            Keep the page image in the record.
+            Keep the image of the page in the record.
         verify : bool, default False
             Compare the tokens with those of model.generate(), after the timed runs.
         token_probabilities : bool, default True
-            Keep each token's probability, by a forward after the timed runs.
+            Compute each token's probability, after the timed runs.
         ceilings : bool, default True
             Measure the device's peak rates, after the timed runs.
         phase_energy : bool, default False
-            Measure the energy of each phase, repeated alone, after the timed runs. Each takes some
-            four seconds. Where the device has no counter of energy, the record says so.
+            Measure each phase's energy, by repeating it after the timed runs. Each takes some four
+            seconds. Where the device has no counter of energy, the record says so.
         kernels : bool, default False
-            CUDA: profile the kernels and host syncs of each stage in one more run. Refused without
-            a CUDA device.
+            Record the kernels and host syncs of each stage in one more run (CUDA only). Refused
+            without a CUDA device.
         kernel_steps : int, default 32
-            Maximum number of decode steps in that run.
+            Maximum number of decode steps whose kernels are recorded.
         kernel_trace : str or Path, optional
-            File for the Chrome trace of that run (.json.gz). It needs ``kernels``.
+            File for a Chrome trace of the kernels (.json.gz). It needs ``kernels``.
         price_per_hour : float, optional
-            Price of the machine per hour; gives the price of 1,000 pages. It changes no
-            measurement.
+            Price of the machine per hour, for the price of 1,000 pages. It changes no measurement.
         on_tokens : callable, optional
             Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while
             decoding; repeat -1 is warm-up. It may raise `Stopped`, which ends the measurement.
@@ -746,16 +747,16 @@ class OCRSession(Hinted):
             crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
         base_size : int, optional
-            Pixels of a cut page's global view, instead of the preset's; a multiple of 64, as
-            ``image_size`` is. Sizes are refused where the model's family is unknown.
+            Side of the whole page's view in pixels, if the page is cut into crops; a multiple of
+            64, as ``image_size`` is. Sizes are refused where the model's family is unknown.
         image_size : int, optional
-            Pixels of a crop, or of an uncut page's only view, instead of the preset's.
+            Side of a crop in pixels, or of the only view of a page that is not cut.
         crop_mode : bool, optional
             Cut a large page into crops; the default is what the preset does.
         min_crops : int, optional
-            Minimum number of crops; the default is 2.
+            Minimum number of crops of a page that is cut; the default is 2.
         max_crops : int, optional
-            Maximum number of crops; the default is the family's: 9, 6 or 32.
+            Maximum number of crops; the default depends on the family: 9, 6 or 32.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
             neither a named prompt nor a text with its own ``<image>``.
@@ -855,11 +856,11 @@ class OCRSession(Hinted):
             How the next token is chosen in every cell, as `run_inference` takes it. The default is
             greedy.
         repeats : int, default 3
-            Number of measured runs of each cell.
+            Number of measured runs of each cell; a time is the median over them.
         warmup : int, default 1
-            Number of runs before them that are not recorded.
+            Number of warm-up runs before the measured ones; they are not recorded.
         seed : int, default 0
-            Seed for sampling.
+            Seed of the random numbers for sampling.
         ignore_eos : bool, optional
             Continue after the end token; the default is yes, except with ``truth``.
         truth : str or Path, optional
