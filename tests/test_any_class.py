@@ -46,7 +46,7 @@ def test_tokens_are_those_of_generate(measured):
     _, session, run = measured
     inputs = session.prepare(PAGE).to("cpu", torch.float32)
     tokens = session.model.generate(
-        **inputs.given, max_new_tokens=8, do_sample=False, eos_token_id=None
+        **inputs.arguments, max_new_tokens=8, do_sample=False, eos_token_id=None
     )
     assert run.result.ids == tokens[0, inputs.input_ids.shape[1] :].tolist()
     parity = run.checks[run.checks["name"] == "parity"]
@@ -126,7 +126,8 @@ def test_marks_of_tokens_grow_with_the_text_behind_the_prompt():
     marks = {"mm_token_type_ids": ids == 9, "image_embeds_position_mask": (ids == 9).long()}
     pixels = torch.zeros(1, 7)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-    longer = ProcessedInputs({**given, **marks}, None).followed_by(torch.tensor([[3, 4]])).given
+    inputs = ProcessedInputs({**given, **marks}, None)
+    longer = inputs.followed_by(torch.tensor([[3, 4]])).arguments
     assert longer["input_ids"].tolist() == [[1, 9, 9, 2, 3, 4]]
     assert longer["attention_mask"].tolist() == [[1] * 6]
     for name in marks:
