@@ -60,7 +60,7 @@ def test_a_ratio_is_of_the_means_of_the_repeats():
     assert (row["baseline"], row["other"]) == (10.0, 40.0)
     assert row["ratio"] == pytest.approx(4.0)
     table = compare(base, other).table
-    assert "ratios are of geometric means" in seen(compare_html(table))
+    assert "Ratios and their intervals are of the geometric means" in seen(compare_html(table))
 
 
 # -- what is equal, and what differs ---------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_the_time_of_vision_has_a_declared_vision_stage_and_no_undeclared_one() 
     undeclared = with_adapter()
     assert undeclared["vision_ms"] < known["vision_ms"]
     measured = check_of(undeclared, "stage_coverage").measured
-    assert "nobody said what adapter is" in measured
+    assert "it is unknown what adapter is" in measured
     assert "adapter" not in check_of(declared, "stage_coverage").measured
 
 

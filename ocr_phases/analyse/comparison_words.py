@@ -100,9 +100,9 @@ def _change_text(row: Mapping[Any, Any]) -> str:
     ratio = row["ratio"]
     verdict = row["verdict"]
     if verdict == "n/a":
-        return f"{name} took {_times(ratio)}, from a single repeat"
+        return f"{name} is {_times(ratio)}, from a single repeat"
     if verdict == NOISY:
-        return f"{name} took {_times(ratio)}, but the runs varied too much to be sure"
+        return f"{name} is {_times(ratio)}, but the runs varied too much to be sure"
     span = _times(ratio, row["ratio_low"], row["ratio_high"])
     if verdict == INCONCLUSIVE:
         resolved = percent_text(row["detectable"])
