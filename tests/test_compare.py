@@ -364,7 +364,7 @@ def test_strategies_are_one_sentence_in_their_order_with_the_floor() -> None:
         "captured in a graph",
         ms_without_unit(compiled, "inter_token_ms"),
         "compiled",
-        "memory bandwidth allows",
+        "memory bandwidth sets",
         "measured on this device",
     )
 

@@ -148,7 +148,7 @@ def test_the_time_of_vision_lacks_an_undeclared_stage_and_a_check_says_so() -> N
 
     assert undeclared["vision_ms"] < make_run()["vision_ms"]
     measured = check_of(undeclared, "stage_coverage").measured
-    assert "nobody said what adapter is" in measured
+    assert "it is unknown what adapter is" in measured
 
 
 def adapter_within_sam() -> PhaseRun:
