@@ -43,10 +43,18 @@ _COLUMN_HEADINGS: dict[str, Heading] = {
     "loops": ("end in a loop", ""),
     "detectable": ("smallest resolved change", "%"),
     "others": ("other programs", "%"),
-    "steal": ("stolen by a hypervisor", "%"),
+    "steal": ("taken by the hypervisor", "%"),
     "busy_ms": ("GPU busy", "ms"),
-    "of_busy": ("of GPU busy time", "%"),
-    "of_wall": ("of the phase", "%"),
+    "of_busy": ("share of GPU busy time", "%"),
+    "by": ("found by", ""),
+    "through": ("inner operator", ""),
+    "waited_s": ("waited for a core", "s"),
+    "wall_s": ("wall time", "s"),
+    "cpu_s": ("CPU time", "s"),
+    "other_threads_s": ("CPU time of other threads", "s"),
+    "load_start": ("load at the start", ""),
+    "load_end": ("load at the end", ""),
+    "of_wall": ("share of the phase", "%"),
 }
 #: Rows of a table that a page shows. Only a model or a stranger's record makes longer ones.
 MOST_TABLE_ROWS = 2_000
