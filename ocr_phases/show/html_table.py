@@ -15,7 +15,7 @@ import pandas as pd
 
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
-from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
+from ocr_phases.show.web import MISSING, Html, block, element, fragment, note, printable
 from ocr_phases.stages import stage_title
 from ocr_phases.text import bytes_text, digits_text, percent_text
 
@@ -289,7 +289,11 @@ def _with_marks(cells: Sequence[TableCell], marks: Iterable[str]) -> list[TableC
     """The cells with the word of each row behind what they show."""
     marked = []
     for cell, mark in zip(cells, marks, strict=False):
-        marked.append(replace(cell, text=f"{cell.text} {mark}") if mark else cell)
+        if mark:
+            cell = replace(
+                cell, text=fragment(f"{cell.text} ", element("span", mark, class_="op-mark"))
+            )
+        marked.append(cell)
     return marked
 
 

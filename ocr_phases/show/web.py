@@ -97,6 +97,14 @@ def fragment(*content: object) -> Html:
     return Html("".join(escape(_safe(value)) for value in content))
 
 
+def breakable_path(path: str) -> Html:
+    """The path of a file or the dotted name of an object, which may break after a slash, a dot or
+    an underscore.
+    """
+    pieces = re.split(r"(?<=[/._])", _safe(path))
+    return Html("<wbr>".join(escape(piece) for piece in pieces))
+
+
 def _safe(value: object) -> str:
     return value if isinstance(value, Html) else plain(str(value))
 
