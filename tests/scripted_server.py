@@ -39,10 +39,11 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing is logged."""
 
     def do_GET(self) -> None:
-        answer = self.server.answers.get(self.path)
         if self.path.endswith("/models"):
-            answer = json.dumps({"data": [{"id": name} for name in self.server.models]}).encode()
-        self._answer(answer)
+            models = [{"id": name} for name in self.server.models]
+            self._answer(json.dumps({"data": models}).encode())
+        else:
+            self._answer(self.server.answers.get(self.path))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -58,10 +59,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes | None) -> None:
         """A whole answer; without a body there is no such path."""
-        self.send_response(404 if body is None else 200)
-        self.send_header("Content-Length", str(len(body or b"")))
+        status = 200
+        if body is None:
+            status = 404
+            body = b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body or b"")
+        self.wfile.write(body)
 
     def _stream(self) -> None:
         self.send_response(200)
@@ -72,10 +77,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(pause)
             else:
                 self._write_chunk(f"{_PAUSE}{pause}\n\n")
-            if isinstance(event, str):
-                self._write_chunk(event)
-            else:
-                self._write_chunk(f"data: {json.dumps(event)}\n\n")
+            lines = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            self._write_chunk(lines)
         self.wfile.write(b"0\r\n\r\n")
 
     def _write_chunk(self, text: str) -> None:
@@ -162,7 +165,10 @@ def chunk(text: str | None = None, **more: Any) -> dict[str, Any]:
     """An event with a delta; what is named ``choice_...`` is of the choice, the rest of the
     event.
     """
-    choice: dict[str, Any] = {"index": 0, "delta": {} if text is None else {"content": text}}
+    delta = {}
+    if text is not None:
+        delta["content"] = text
+    choice: dict[str, Any] = {"index": 0, "delta": delta}
     event: dict[str, Any] = {}
     for name, value in more.items():
         if name.startswith("choice_"):
@@ -185,7 +191,17 @@ def usage(completion: Any = None, prompt: Any = 705, **more: Any) -> dict[str, A
 
 def ended(reason: str = "stop") -> Event:
     """The event that says why an answer ended."""
-    return 0.0, chunk(choice_finish_reason=reason)
+    return at_once(chunk(choice_finish_reason=reason))
+
+
+def at_once(event: Any) -> Event:
+    """An event that comes with the one before it."""
+    return 0.0, event
+
+
+def timed(*events: Any) -> list[Event]:
+    """Events that come as tokens do, one after the other."""
+    return [(STEP, event) for event in events]
 
 
 def words(count: int, each: int = 1, pause: float = STEP) -> list[Event]:
@@ -200,7 +216,13 @@ def words(count: int, each: int = 1, pause: float = STEP) -> list[Event]:
 
 def answer(pieces: list[Event], *after: Event) -> list[Event]:
     """A whole answer: the role, the pieces, what follows them, the end of the stream."""
-    return [(0.02, chunk("", choice_finish_reason=None)), *pieces, *after, (0.0, DONE)]
+    role = (0.02, chunk("", choice_finish_reason=None))
+    return [role, *pieces, *after, at_once(DONE)]
+
+
+def counted(pieces: list[Event], tokens: Any) -> list[Event]:
+    """A whole answer whose last event is the server's count of its tokens."""
+    return answer(pieces, ended(), at_once(usage(tokens)))
 
 
 def ids(*numbers: int) -> dict[str, Any]:

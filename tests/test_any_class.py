@@ -73,7 +73,7 @@ def test_tokens_are_those_of_generate(measured: MeasuredClass) -> None:
     inputs = measured.session.prepare(PAGE).to("cpu", torch.float32)
 
     tokens = measured.session.model.generate(
-        **inputs.given, max_new_tokens=8, do_sample=False, eos_token_id=None
+        **inputs.arguments, max_new_tokens=8, do_sample=False, eos_token_id=None
     )
 
     prompt_length = inputs.input_ids.shape[1]
@@ -173,7 +173,8 @@ def test_marks_of_tokens_grow_with_the_text_behind_the_prompt() -> None:
     marks = {"mm_token_type_ids": ids == 9, "image_embeds_position_mask": (ids == 9).long()}
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
 
-    longer = ProcessedInputs({**inputs, **marks}, None).followed_by(torch.tensor([[3, 4]])).given
+    processed = ProcessedInputs({**inputs, **marks}, None)
+    longer = processed.followed_by(torch.tensor([[3, 4]])).arguments
 
     assert longer["input_ids"].tolist() == [[1, 9, 9, 2, 3, 4]]
     assert longer["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1]]

@@ -87,8 +87,12 @@ def command(place: Path) -> list[str]:
     return ["batch", str(place / "in"), "--out", str(place / "out"), *options]
 
 
-def table(out: Path) -> pd.DataFrame:
+def read_pages(out: Path) -> pd.DataFrame:
+    """The table of pages, without what differs between two honest measurements."""
     return pd.read_csv(out / "pages.csv").drop(columns=TIMES)
+
+
+# -- the kinds of damage ---------------------------------------------------------------------------
 
 
 def with_changed_digit(data: bytes) -> bytes:
@@ -96,75 +100,161 @@ def with_changed_digit(data: bytes) -> bytes:
     middle.
     """
     found = re.search(rb"(\d)\.\d", data)
-    at = found.start(1) if found else len(data) // 2
-    return data[:at] + (b"7" if data[at : at + 1] != b"7" else b"8") + data[at + 1 :]
+    place = found.start(1) if found else len(data) // 2
+    digit = b"8" if data[place : place + 1] == b"7" else b"7"
+    return data[:place] + digit + data[place + 1 :]
 
 
 def without_a_key(data: bytes) -> bytes:
-    """The last key of the innermost object that is last."""
+    """The first of the keys that a reader asks for has another name."""
     return re.sub(rb'"(warnings|attempts|folder|text|spans|hash)":', b'"x\\1":', data, count=1)
 
 
 def of_wrong_type(data: bytes) -> bytes:
+    """Every text is a list."""
     return re.sub(rb'":\s*"[^"]*"', b'": [{}]', data)
 
 
+def emptied(data: bytes) -> bytes:
+    return b""
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
 def with_nan(data: bytes) -> bytes:
+    """The first number is none."""
     return re.sub(rb":\s*-?\d+(\.\d+)?", b": NaN", data, count=1)
 
 
-DATA: dict[str, Callable[[bytes], bytes]] = {
+def with_infinity(data: bytes) -> bytes:
+    """The first number is larger than a float can be."""
+    return re.sub(rb":\s*-?\d+", b": 1e999", data, count=1)
+
+
+def no_utf8(data: bytes) -> bytes:
+    return data.replace(b"a", b"\xff", 1)
+
+
+def foreign_json(data: bytes) -> bytes:
+    return b'{"schema": 5, "id": "x", "page": "", "state": "done", "row": {}}\n'
+
+
+def a_number(data: bytes) -> bytes:
+    return b"7"
+
+
+def deeply_nested(data: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+def without_line_end(data: bytes) -> bytes:
+    return b"x" * (3 * 2**20)
+
+
+def all_zeros(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+#: What becomes of a file's content.
+CONTENTS: dict[str, Callable[[bytes], bytes]] = {
     "changed digit": with_changed_digit,
     "missing key": without_a_key,
     "wrong type": of_wrong_type,
-    "empty": lambda data: b"",
-    "truncated": lambda data: data[: len(data) // 2],
+    "empty": emptied,
+    "truncated": truncated,
     "NaN": with_nan,
-    "infinite": lambda data: re.sub(rb":\s*-?\d+", b": 1e999", data, count=1),
-    "no UTF-8": lambda data: data.replace(b"a", b"\xff", 1),
-    "foreign JSON": lambda data: (
-        b'{"schema": 5, "id": "x", "page": "", "state": "done", "row": {}}\n'
-    ),
-    "a number": lambda data: b"7",
-    "deep": lambda data: b"[" * 100_000,
-    "no line end": lambda data: b"x" * (3 * 2**20),
-    "zeros": lambda data: bytes(len(data)),
+    "infinite": with_infinity,
+    "no UTF-8": no_utf8,
+    "foreign JSON": foreign_json,
+    "a number": a_number,
+    "deep": deeply_nested,
+    "no line end": without_line_end,
+    "zeros": all_zeros,
 }
 
+USERS_TEXT = "a text of the user's own"
 
-def fifo(path: Path) -> None:
+
+def leave_missing(path: Path) -> None:
+    pass
+
+
+def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def huge(path: Path) -> None:
+def make_full_folder(path: Path) -> None:
+    (path / "in it").mkdir(parents=True)
+
+
+def link_to_another(path: Path) -> None:
+    """A link to a file that must not be written."""
+    precious = path.parent / "precious.txt"
+    precious.write_text(USERS_TEXT)
+    path.symlink_to(precious)
+
+
+def link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_huge(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**34)  # sparse
 
 
-def link_to_another(path: Path) -> None:
-    precious = path.parent / "precious.txt"
-    precious.write_text("a text of the user's own")
-    path.symlink_to(precious)
-
-
-KINDS: dict[str, Callable[[Path], None]] = {
-    "missing": lambda path: None,
-    "pipe": fifo,
+#: What stands in a file's place.
+REPLACEMENTS: dict[str, Callable[[Path], None]] = {
+    "missing": leave_missing,
+    "pipe": make_pipe,
     "folder": Path.mkdir,
-    "full folder": lambda path: (path / "in it").mkdir(parents=True),
+    "full folder": make_full_folder,
     "link": link_to_another,
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "huge": huge,
+    "link to itself": link_to_itself,
+    "huge": make_huge,
 }
+#: What can be moved out of the way, so that the page is made anew. What stays is a folder with
+#: something in it, and what is no regular file, which the user may have put there.
+MENDED = (*CONTENTS, "missing", "huge")
 
 
 def damage(path: Path, kind: str) -> None:
+    """Damage a file in one of these ways."""
     data = path.read_bytes()
     path.unlink()
-    if kind in DATA:
-        path.write_bytes(DATA[kind](data))
+    if kind in CONTENTS:
+        path.write_bytes(CONTENTS[kind](data))
     else:
-        KINDS[kind](path)
+        REPLACEMENTS[kind](path)
+
+
+def all_damages() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A file's name, and the ways in which it is damaged.
+
+    A file of a page is damaged in another way in each page, where all of these ways can be mended,
+    else in one page. A file of the batch is damaged in one way at a time.
+    """
+    for name in OF_PAGE:
+        for first in range(0, len(MENDED), PAGES):
+            yield name, MENDED[first : first + PAGES]
+        for kind in REPLACEMENTS:
+            if kind not in MENDED:
+                yield name, (kind,)
+    for name in OF_BATCH:
+        contents = CONTENTS if name in READ_OF_BATCH else ["empty"]
+        for kind in (*contents, *REPLACEMENTS):
+            yield name, (kind,)
+
+
+def damage_files(name: str, kinds: tuple[str, ...], out: Path) -> None:
+    """Damage the file of this name: of the batch, or of as many pages as there are kinds."""
+    folders = [out]
+    if name in OF_PAGE:
+        folders = [out / entry["folder"] for entry in read_listing(out)]
+    for folder, kind in zip(folders, kinds, strict=False):
+        damage(folder / name, kind)
 
 
 def check_outcome(place: Path, whole: pd.DataFrame, code: int, said: str) -> None:
@@ -172,67 +262,50 @@ def check_outcome(place: Path, whole: pd.DataFrame, code: int, said: str) -> Non
     assert "Traceback" not in said
     assert code in (0, 1, 2), said
     for precious in (place / "out").rglob("precious.txt"):
-        assert precious.read_text() == "a text of the user's own"
+        assert precious.read_text() == USERS_TEXT
     if code == 2:
         assert said.strip().splitlines()[-1].endswith(".")
         return
-    now = table(place / "out")
-    done = now[now["status"] == "done"]
+    pages = read_pages(place / "out")
+    done = pages[pages["status"] == "done"]
     expected = whole[whole["id"].isin(done["id"])]
     pd.testing.assert_frame_equal(
         done.reset_index(drop=True), expected.reset_index(drop=True), check_dtype=False
     )
 
 
-#: What can be moved out of the way, so that the page is made anew. What stays is a folder with
-#: something in it, and what is no regular file, which the user may have put there.
-MENDED = (*DATA, "missing", "huge")
+# -- what becomes of it ----------------------------------------------------------------------------
+
+EVERY_DAMAGE = [
+    pytest.param(name, kinds, id=f"{name}-{', '.join(kinds)}") for name, kinds in all_damages()
+]
 
 
-def damages() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """A file's name, and how it is damaged: in each of the pages in another way, where all of
-    these ways can be mended, else in one page; a file of the batch in one way at a time.
-    """
-    for name in OF_PAGE:
-        yield from ((name, MENDED[at : at + PAGES]) for at in range(0, len(MENDED), PAGES))
-        yield from ((name, (kind,)) for kind in KINDS if kind not in MENDED)
-    for name in OF_BATCH:
-        contents = DATA if name in READ_OF_BATCH else ("empty",)
-        yield from ((name, (kind,)) for kind in (*contents, *KINDS))
-
-
-def apply(kinds: tuple[str, ...], name: str, out: Path) -> None:
-    """Damage the file of this name: of the batch, or of as many pages as there are kinds."""
-    folders = [out] if name in OF_BATCH else [out / entry["folder"] for entry in read_listing(out)]
-    for folder, kind in zip(folders, kinds, strict=False):
-        damage(folder / name, kind)
-
-
-every_damage = pytest.mark.parametrize(
-    ("name", "kinds"), list(damages()), ids=lambda it: it if isinstance(it, str) else ", ".join(it)
-)
-
-
-@every_damage
-def test_a_damaged_file_is_made_anew_or_named(name, kinds, place, capsys):
+@pytest.mark.parametrize(("name", "kinds"), EVERY_DAMAGE)
+def test_a_damaged_file_is_made_anew_or_named(
+    name: str, kinds: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = place / "out"
-    whole = table(out)
-    apply(kinds, name, out)
+    whole = read_pages(out)
+    damage_files(name, kinds, out)
 
     code = main(command(place))
 
     check_outcome(place, whole, code, capsys.readouterr().err)
     if name in OF_PAGE and set(kinds) <= set(MENDED):
         assert code == 0
-        assert list(table(out)["status"]) == ["done"] * PAGES
-        assert table(out)["report"].all()
+        pages = read_pages(out)
+        assert list(pages["status"]) == ["done"] * PAGES
+        assert pages["report"].all()
 
 
-@every_damage
-def test_an_archive_that_is_only_shown_never_shows_what_was_damaged(name, kinds, place, capsys):
+@pytest.mark.parametrize(("name", "kinds"), EVERY_DAMAGE)
+def test_an_archive_that_is_only_shown_never_shows_what_was_damaged(
+    name: str, kinds: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = place / "out"
-    whole = table(out)
-    apply(kinds, name, out)
+    whole = read_pages(out)
+    damage_files(name, kinds, out)
 
     code = main(["batch", "--render", "only", "--out", str(out)])
 
@@ -241,61 +314,98 @@ def test_an_archive_that_is_only_shown_never_shows_what_was_damaged(name, kinds,
         assert code in (0, 1)
 
 
+def change_some_bytes(path: Path, draw: random.Random) -> None:
+    """One to three bytes of a file get other values; an empty one stays so."""
+    data = bytearray(path.read_bytes())
+    if data:
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_many_mutations_at_once_bring_no_false_result(seed, place, capsys):
-    """Every file of the archive gets several changed bytes, three times over."""
-    out, draw = place / "out", random.Random(seed)
-    whole = table(out)
-    for _ in range(3):
-        folders = [entry["folder"] for entry in read_listing(out)]
-        for folder in filter(None, folders):
-            for name in draw.sample(OF_PAGE, 3):
-                path = out / folder / name
-                data = bytearray(path.read_bytes())
-                for _ in range(draw.randint(1, 3) * bool(data)):
-                    data[draw.randrange(len(data))] = draw.randrange(256)
-                path.write_bytes(data)
-        assert main(command(place)) == 0
-        check_outcome(place, whole, 0, capsys.readouterr().err)
-        assert list(table(out)["status"]) == ["done"] * PAGES
-
-
-def test_an_archive_of_version_0_2_is_taken_and_its_figures_made_anew(place):
+def test_many_mutations_at_once_bring_no_false_result(
+    seed: int, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three files of every page get several changed bytes, three times over."""
     out = place / "out"
-    whole = table(out)
+    draw = random.Random(seed)
+    whole = read_pages(out)
+    for _ in range(3):
+        folders = [entry["folder"] for entry in read_listing(out) if entry["folder"]]
+        for folder in folders:
+            for name in draw.sample(OF_PAGE, 3):
+                change_some_bytes(out / folder / name, draw)
+
+        assert main(command(place)) == 0
+
+        check_outcome(place, whole, 0, capsys.readouterr().err)
+        assert list(read_pages(out)["status"]) == ["done"] * PAGES
+
+
+def age_status(path: Path) -> None:
+    """The status of a page as version 0.2 wrote it."""
+    status = json.loads(path.read_bytes())
+    del status["sha256"]
+    del status["truth"]
+    del status["report"]["sha256"]
+    path.write_text(json.dumps(status))
+
+
+def age_figures(path: Path) -> None:
+    """The figures of a page as version 0.2 wrote them, with a wrong one."""
+    figures = json.loads(path.read_bytes())
+    del figures["sha256"]
+    figures["schema"] = 4
+    figures["row"]["prefill_ms"] = 1.5
+    path.write_text(json.dumps(figures))
+
+
+def test_an_archive_of_version_0_2_is_taken_and_its_figures_made_anew(place: Path) -> None:
+    out = place / "out"
+    whole = read_pages(out)
     for path in out.glob("pages/*/*/status.json"):
-        status = json.loads(path.read_bytes())
-        del status["sha256"], status["truth"], status["report"]["sha256"]
-        path.write_text(json.dumps(status))
-        figures = json.loads(path.with_name("figures.json").read_bytes())
-        del figures["sha256"]
-        figures["row"]["prefill_ms"] = 1.5
-        path.with_name("figures.json").write_text(json.dumps({**figures, "schema": 4}))
+        age_status(path)
+        age_figures(path.with_name("figures.json"))
+
     assert main(["batch", "--render", "only", "--out", str(out)]) == 0
-    pd.testing.assert_frame_equal(table(out), whole)
+
+    pd.testing.assert_frame_equal(read_pages(out), whole)
 
 
 @pytest.mark.parametrize("page", ["", ".", "..", "/", "a/..", "#1", "a\0b", "x" * 5000])
-def test_a_page_without_a_name_has_no_truth(page, tmp_path):
+def test_a_page_without_a_name_has_no_truth(page: str, tmp_path: Path) -> None:
     assert find_truth(page, tmp_path) is None
 
 
 @pytest.mark.parametrize("page", ["", "..", "/", "other.png"])
-def test_a_line_of_the_listing_that_does_not_follow_from_its_job_is_damaged(page, place, capsys):
-    lines = [json.loads(line) for line in (place / "out" / LISTING).read_text().splitlines()]
-    lines[1]["page"] = page
-    (place / "out" / LISTING).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    truth = ["--truth", str(place / "truth")]
-    assert main(["batch", "--render", "only", "--out", str(place / "out"), *truth]) == 1
+def test_a_line_of_the_listing_that_does_not_follow_from_its_job_is_damaged(
+    page: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = place / "out"
+    listing = out / LISTING
+    entries = [json.loads(line) for line in listing.read_text().splitlines()]
+    entries[1]["page"] = page
+    listing.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    truth = str(place / "truth")
+    code = main(["batch", "--render", "only", "--out", str(out), "--truth", truth])
+
+    assert code == 1
     assert "jobs.jsonl, line 2: " in capsys.readouterr().out
-    assert list(table(place / "out")["status"]) == ["done", "failed", "done"]
+    assert list(read_pages(out)["status"]) == ["done", "failed", "done"]
 
 
-def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
-    times = iter(range(10**9, 0, -(10**6)))
-    monkeypatch.setattr(worker_process.time, "time", lambda: float(next(times)))
+def test_a_clock_that_is_set_back_changes_no_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    falling_times = iter(range(10**9, 0, -(10**6)))
+    monkeypatch.setattr(worker_process.time, "time", lambda: float(next(falling_times)))
     pages = make_pages(tmp_path / "in", "ok", "ok")
+
     batch_example.measure(pages, tmp_path / "out")
+
     for status in batch_example.statuses(tmp_path / "out").values():
         (attempt,) = status["attempts"]
-        assert attempt.load_s >= 0.0 < attempt.seconds
+        assert attempt.load_s >= 0.0
+        assert attempt.seconds > 0.0

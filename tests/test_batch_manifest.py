@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from ocr_phases.files import LARGEST_FILE
 from ocr_phases.images import load_page
 from ocr_phases.versions import code_hash
 
-KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page", "infer")
-DOCUMENT = [f"doc.pdf#{number}" for number in (1, 2, 3)]
+#: The settings that a list may give.
+KNOWN_SETTINGS = ("model", "preset", "max_new_tokens", "seed", "embed_page", "infer")
+DOCUMENT_PAGES = ["doc.pdf#1", "doc.pdf#2", "doc.pdf#3"]
 BLANK = Image.new("RGB", (8, 8))
 
 
@@ -50,140 +51,206 @@ def folder(plain: Path) -> Path:
     return plain
 
 
-def pages_of(*arguments: object, **options: Any) -> list[Page]:
-    return list(find_pages([str(argument) for argument in arguments], KNOWN, **options))
+def find(*arguments: object, **options: Any) -> list[Page]:
+    """The pages that these arguments of the command name."""
+    return list(find_pages([str(argument) for argument in arguments], KNOWN_SETTINGS, **options))
 
 
-def names(*arguments: object, **options: Any) -> list[str]:
-    return [page.name for page in pages_of(*arguments, **options)]
+def found_names(*arguments: object, **options: Any) -> list[str]:
+    """The names of the pages that these arguments name."""
+    return [page.name for page in find(*arguments, **options)]
 
 
-def test_folders_files_globs_and_pages_of_a_pdf_in_order_and_what_is_left_out_is_counted(folder):
+def test_a_folder_gives_its_pages_in_order_and_counts_what_it_leaves_out(folder: Path) -> None:
     left_out: Counter[str] = Counter()
-    pages = pages_of(folder, left_out=left_out)
-    below = ["sub/b.JPG", *(f"sub/{page}" for page in DOCUMENT)]
-    assert [page.name for page in pages] == ["a.png", *below]
-    assert (pages[0].source, pages[-1].source) == (f"{folder}/a.png", f"{folder}/sub/doc.pdf#3")
+
+    pages = find(folder, left_out=left_out)
+
+    assert [page.name for page in pages] == [
+        "a.png",
+        "sub/b.JPG",
+        *[f"sub/{page}" for page in DOCUMENT_PAGES],
+    ]
+    assert pages[0].source == f"{folder}/a.png"
+    assert pages[-1].source == f"{folder}/sub/doc.pdf#3"
     assert left_out == {".txt": 1, ".json": 1}
-    assert names(folder / "s*") == below
-    assert names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
-    assert names(folder / "**" / "*.JPG") == ["sub/b.JPG"]
-    assert names(folder / "sub" / "*.JPG") == ["b.JPG"]
-    assert names(folder / "notes.txt") == [
-        "notes.txt"
-    ]  # named, so taken: its measurement refuses it
 
 
-def test_every_frame_of_a_tiff_is_a_page_and_every_format_is_found(plain):
+def test_files_globs_and_pages_of_a_pdf_are_taken_as_they_are_named(folder: Path) -> None:
+    below = ["sub/b.JPG", *[f"sub/{page}" for page in DOCUMENT_PAGES]]
+    assert found_names(folder / "s*") == below
+    assert found_names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
+    assert found_names(folder / "**" / "*.JPG") == ["sub/b.JPG"]
+    assert found_names(folder / "sub" / "*.JPG") == ["b.JPG"]
+
+
+def test_a_file_of_any_kind_that_is_named_is_left_to_its_measurement_to_refuse(
+    folder: Path,
+) -> None:
+    assert found_names(folder / "notes.txt") == ["notes.txt"]
+
+
+def test_every_frame_of_a_tiff_is_a_page_and_every_format_is_found(plain: Path) -> None:
+    second_frame = Image.new("RGB", (8, 8), "red")
     for name in ("two.tif", "two.gif"):
-        BLANK.save(plain / name, save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
+        BLANK.save(plain / name, save_all=True, append_images=[second_frame])
     (plain / "a.avif").touch()
-    assert names(plain) == ["a.avif", "a.png", "two.gif", "two.tif#1", "two.tif#2", "sub/b.JPG"]
-    pages = pages_of(plain / "two.tif", plain / "two.tif#2")
-    assert [page.name for page in pages] == ["two.tif#1", "two.tif#2", "two.tif#2"]
+
+    names = found_names(plain)
+
+    assert names == ["a.avif", "a.png", "two.gif", "two.tif#1", "two.tif#2", "sub/b.JPG"]
+
+
+def test_a_page_that_is_named_twice_is_one_job(plain: Path) -> None:
+    second_frame = Image.new("RGB", (8, 8), "red")
+    BLANK.save(plain / "two.tif", save_all=True, append_images=[second_frame])
+
+    pages = find(plain / "two.tif", plain / "two.tif#2")
     jobs = list(make_jobs(pages, {"model": "tiny"}))
-    assert len({job.id for job in jobs}) == 2 and all(job.sha256 for job in jobs)
+
+    assert [page.name for page in pages] == ["two.tif#1", "two.tif#2", "two.tif#2"]
+    assert len({job.id for job in jobs}) == 2
+    assert all(job.sha256 for job in jobs)
 
 
-def test_a_batch_takes_no_page_from_its_own_results(plain, monkeypatch):
-    before = names(plain)
-    picture, own = (
-        plain / "out" / "pages" / "3f" / "a-3f" / "result_with_boxes.png",
-        Path("out/pages"),
-    )
+def test_a_batch_takes_no_page_from_its_own_results(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = found_names(plain)
+    picture = plain / "out" / "pages" / "3f" / "a-3f" / "result_with_boxes.png"
     picture.parent.mkdir(parents=True)
     BLANK.save(picture)
     monkeypatch.chdir(plain)
-    for argument, expected in ((".", before), ("**/*.png", ["a.png"]), (plain, before)):
-        assert names(argument, results=own) == expected
+    results = Path("out/pages")
+
+    assert found_names(".", results=results) == before
+    assert found_names("**/*.png", results=results) == ["a.png"]
+    assert found_names(plain, results=results) == before
     for argument in ("out", "out/pages/3f", "out/**/*.png"):
         with refused():
-            names(argument, results=own)
-    assert len(names(picture, results=own)) == 1  # named, so taken
+            found_names(argument, results=results)
+    assert len(found_names(picture, results=results)) == 1  # named, so taken
 
 
-def test_a_folder_that_cannot_be_read_is_a_page_that_fails(folder, monkeypatch):
-    def closed(read: Callable[[object], object]) -> Callable[[object], object]:
-        def reading(path: object) -> object:
-            if str(path).endswith("sub"):
-                raise PermissionError(13, "Permission denied", str(path))
-            return read(path)
+ReadFolder = Callable[[object], object]
 
-        return reading
 
-    for name in ("scandir", "listdir"):
-        monkeypatch.setattr(os, name, closed(getattr(os, name)))
+def refusing_sub(read: ReadFolder) -> ReadFolder:
+    """A function of `os` that reads folders, but for those named ``sub``."""
+
+    def read_others(path: object) -> object:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    return read_others
+
+
+def test_a_folder_that_cannot_be_read_is_a_page_that_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "scandir", refusing_sub(os.scandir))
+    monkeypatch.setattr(os, "listdir", refusing_sub(os.listdir))
+
     for argument in (folder, folder / "*"):
-        found = {page.name: page.source for page in pages_of(argument)}
-        assert found == {"a.png": str(folder / "a.png"), "sub/": f"{folder}/sub/"}
+        sources = {page.name: page.source for page in find(argument)}
+        assert sources == {"a.png": str(folder / "a.png"), "sub/": f"{folder}/sub/"}
     with refused():
-        load_page(found["sub/"])
+        load_page(f"{folder}/sub/")
     with refused():  # it was named
-        names(folder / "sub")
+        found_names(folder / "sub")
 
 
-def test_links_to_folders_are_followed_under_their_own_names_and_never_in_a_circle(
-    plain, tmp_path_factory
-):
+#: The pages of ``linked_folder``, in their order.
+LINKED_PAGES = ["a.png", "linked/x.png", "linked/deep/y.png", "sub/b.JPG", "sub/twin/y.png"]
+
+
+@pytest.fixture
+def linked_folder(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plain folder with two links to folders that lie elsewhere."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "deep").mkdir()
-    for page in ("x.png", "deep/y.png"):
-        BLANK.save(elsewhere / page)
+    BLANK.save(elsewhere / "x.png")
+    BLANK.save(elsewhere / "deep" / "y.png")
     (plain / "linked").symlink_to(elsewhere)
     (plain / "sub" / "twin").symlink_to(elsewhere / "deep")
-    followed = ["a.png", "linked/x.png", "linked/deep/y.png", "sub/b.JPG", "sub/twin/y.png"]
-    assert names(plain) == followed
-    pngs = sorted(name for name in followed if name.endswith("png"))
-    (plain / "again").symlink_to(plain)
-    assert sorted(names(plain / "**" / "*.png")) == pngs
-    for circle, target in (("up", plain), ("self", plain / "sub"), ("broken", plain / "none")):
-        (plain / "sub" / circle).symlink_to(target)
-    (elsewhere / "deep" / "back").symlink_to(plain)
-    assert names(plain) == followed
-    (plain / "ring").symlink_to("ring")
-    assert "ring/" in names(plain)
+    return plain
+
+
+def test_links_to_folders_are_followed_under_their_own_names(linked_folder: Path) -> None:
+    assert found_names(linked_folder) == LINKED_PAGES
+
+
+def test_links_never_lead_in_a_circle(linked_folder: Path) -> None:
+    (linked_folder / "again").symlink_to(linked_folder)
+    pngs = sorted(name for name in LINKED_PAGES if name.endswith("png"))
+    assert sorted(found_names(linked_folder / "**" / "*.png")) == pngs
+
+    sub = linked_folder / "sub"
+    (sub / "up").symlink_to(linked_folder)
+    (sub / "self").symlink_to(sub)
+    (sub / "broken").symlink_to(linked_folder / "none")
+    (linked_folder / "linked" / "deep" / "back").symlink_to(linked_folder)
+    assert found_names(linked_folder) == LINKED_PAGES
+
+
+def test_a_link_to_itself_is_a_page_that_fails(linked_folder: Path) -> None:
+    (linked_folder / "ring").symlink_to("ring")
+
+    assert "ring/" in found_names(linked_folder)
     with refused():
-        load_page(plain / "ring/")
+        load_page(linked_folder / "ring/")
 
 
-def test_what_names_no_page_is_refused_before_others_are_read(plain):
+def test_what_names_no_page_is_refused_before_others_are_read(plain: Path) -> None:
     (plain / "empty").mkdir()
     for argument in ("none.png", "*.bmp", "sub/../nothing", "empty"):
         with refused():
-            names(plain / argument)
+            found_names(plain / argument)
     with refused():
-        next(find_pages([str(plain), str(plain / "none.png")], KNOWN))
+        next(find_pages([str(plain), str(plain / "none.png")], KNOWN_SETTINGS))
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
-    rows = [
-        {"page": "a.png", "preset": "tiny", "max_new_tokens": 7},
-        {"page": "sub/doc.pdf#2", "embed_page": "False"},
-        {"page": "missing.png"},
-    ]
-    csv = (
+#: The same list in both forms.
+LIST_ROWS = [
+    {"page": "a.png", "preset": "tiny", "max_new_tokens": 7},
+    {"page": "sub/doc.pdf#2", "embed_page": "False"},
+    {"page": "missing.png"},
+]
+LISTS = {
+    ".csv": (
         "page,preset,max_new_tokens,embed_page\n"
         "a.png,tiny,7,\n"
         "sub/doc.pdf#2,,,False\n"
         "missing.png,,,\n"
-    )
+    ),
+    ".jsonl": "\n".join(json.dumps(row) for row in LIST_ROWS),
+}
+
+
+@pytest.mark.parametrize("suffix", LISTS)
+def test_a_list_gives_each_page_settings_of_its_own(suffix: str, folder: Path) -> None:
     path = folder / f"list{suffix}"
-    path.write_text(csv if suffix == ".csv" else "\n".join(map(json.dumps, rows)))
-    pages = pages_of(path)
+    path.write_text(LISTS[suffix])
+
+    pages = find(path)
+    jobs = list(make_jobs(pages, {"model": "tiny", "preset": None, "max_new_tokens": 5}))
+
     assert pages == [
         Page("a.png", str(folder / "a.png"), {"preset": "tiny", "max_new_tokens": 7}),
         Page("sub/doc.pdf#2", str(folder / "sub/doc.pdf#2"), {"embed_page": False}),
         Page("missing.png", str(folder / "missing.png"), {}),
     ]
-    jobs = list(make_jobs(pages, {"model": "tiny", "preset": None, "max_new_tokens": 5}))
     assert [job.settings["max_new_tokens"] for job in jobs] == [7, 5, 5]
     assert [job.sha256 is None for job in jobs] == [False, False, True]
 
 
-DEEP, LONG = "[" * 100_000, "x" * 300
+DEEP = "[" * 100_000
+LONG = "x" * 300
+DEEP_OBJECT = "[" * 900 + "]" * 900
+LONG_NUMBER = "9" * 5000
 #: Lists that are refused as a whole, each in one sentence that names the line.
-REFUSED = {
+UNUSABLE_LISTS = {
     "no page": "preset\ntiny\n",
     "unknown column": "page,colour\nx.png,red\n",
     "number": "page,seed\nx.png,many\n",
@@ -195,26 +262,34 @@ REFUSED = {
     "page is no text": '{"page": 3}',
     "surrogate": '\n{"page": "\\ud800.png"}',
     "deep": f"\n{DEEP}",
-    "deep setting": f'\n{{"page": "b.png", "infer": {{"a": {"[" * 900}{"]" * 900}}}}}',
+    "deep setting": f'\n{{"page": "b.png", "infer": {{"a": {DEEP_OBJECT}}}}}',
     "infinity": '\n{"page": "b.png", "infer": {"temperature": Infinity}}',
     "overflow": '\n{"page": "b.png", "infer": {"temperature": 1e999}}',
-    "long number": f'\n{{"page": "b.png", "seed": {"9" * 5000}}}',
+    "long number": f'\n{{"page": "b.png", "seed": {LONG_NUMBER}}}',
 }
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "none"])
-def test_a_list_that_cannot_be_used_is_one_sentence(name, tmp_path):
-    text = REFUSED.get(name, "{")
-    path = tmp_path / ("a.jsonl" if text.strip().startswith(("{", "[")) else "a.csv")
-    if name in REFUSED:
-        path.write_text(text)
+@pytest.mark.parametrize("name", UNUSABLE_LISTS)
+def test_a_list_that_cannot_be_used_is_one_sentence(name: str, tmp_path: Path) -> None:
+    text = UNUSABLE_LISTS[name]
+    is_json = text.strip().startswith(("{", "["))
+    path = tmp_path / ("a.jsonl" if is_json else "a.csv")
+    path.write_text(text)
+
     with refused() as caught:
-        list(make_jobs(pages_of(path), {"model": "tiny"}))
+        list(make_jobs(find(path), {"model": "tiny"}))
+
+    assert len(str(caught.value)) < 400
+
+
+def test_a_list_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with refused() as caught:
+        find(tmp_path / "a.jsonl")
     assert len(str(caught.value)) < 400
 
 
 #: Lines of which each spoils its own page only.
-BAD_LINES = (
+BAD_LINES = [
     {"page": "a\0b"},
     {"page": "~\0/b.png"},
     {"page": "~nosuch/x.png"},
@@ -222,31 +297,44 @@ BAD_LINES = (
     {"page": "b.png", "model": "~nosuch"},
     {"page": "b.png", "model": LONG},
     {"page": "b.png", "model": DEEP},
-)
+]
+
+
+def write_list(path: Path, rows: list[dict[str, str]]) -> None:
+    """A list of pages and their models, in the form of its name."""
+    if path.suffix == ".csv":
+        lines = ["page,model"]
+        lines += [f"{row['page']},{row.get('model', '')}" for row in rows]
+    else:
+        lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines), encoding="utf-8-sig")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
+def test_a_bad_line_of_a_list_fails_alone(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "good.png").write_bytes(b"1")
-    rows = [*BAD_LINES, {"page": "good.png"}]
-    table = "\n".join(["page,model", *(f"{row['page']},{row.get('model', '')}" for row in rows)])
     path = tmp_path / f"list{suffix}"
-    path.write_text(
-        table if suffix == ".csv" else "\n".join(map(json.dumps, rows)), encoding="utf-8-sig"
-    )
-    *bad, good = make_jobs(pages_of(path), {"model": "tiny"})
-    assert good.sha256 and not good.problem and len(bad) == len(BAD_LINES)
+    write_list(path, [*BAD_LINES, {"page": "good.png"}])
+
+    *bad, good = make_jobs(find(path), {"model": "tiny"})
+
+    assert good.sha256
+    assert not good.problem
+    assert len(bad) == len(BAD_LINES)
     for job in bad:
         assert job.sha256 is None
         with refused():
             load_page(job.source)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+
+
+@needs_pipes
 def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_waits_for(
-    tmp_path, monkeypatch
-):
-    pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = make_pages(tmp_path / "in", "ok")
     for suffix in ("png", "pdf"):
         os.mkfifo(pages / f"pipe.{suffix}")
         (pages / f"zero.{suffix}").symlink_to("/dev/zero")
@@ -255,114 +343,196 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_wait
         server.bind("socket.png")  # its path is short
     with (pages / "huge.png").open("wb") as file:
         file.truncate(LARGEST_FILE + 1)  # sparse
-    counts = measure(pages, out)
-    assert (counts.done, counts.failed) == (1, 6)
-    found = statuses(out)
+
+    counts = measure(pages, tmp_path / "out")
+
+    assert counts.done == 1
+    assert counts.failed == 6
+    found = statuses(tmp_path / "out")
     assert found.pop("page-0.png")["state"] == "done"
-    assert says(found.pop("huge.png")["reason"], "1,024.0 MiB")
-    assert all("a regular file" in status["reason"] for status in found.values())
     assert {status["failure"] for status in found.values()} == {"the page cannot be read"}
-    os.mkfifo(pages / "list.csv")
+    assert says(found.pop("huge.png")["reason"], "1,024.0 MiB")
+    for status in found.values():
+        assert "a regular file" in status["reason"]
+
+
+@needs_pipes
+def test_a_list_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.csv")
     with refused():
-        names(pages / "list.csv")
-    # One that claims no size is not read on and on; /proc/kmsg would wait. Measuring it says why.
+        find(tmp_path / "list.csv")
+
+
+def test_a_file_that_claims_no_size_is_not_read_to_know_its_page() -> None:
+    """``/proc/kmsg`` would wait; measuring such a file says what is wrong."""
     (job,) = make_jobs([Page("kmsg.png", "/proc/self/status")], {"model": "tiny"})
-    assert job.sha256 is None and not job.problem
+    assert job.sha256 is None
+    assert not job.problem
 
 
-def test_a_file_that_claims_too_many_pages_is_one_failed_page(folder, monkeypatch):
+def test_a_file_that_claims_too_many_pages_is_one_failed_page(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_pages, "MOST_FILE_PAGES", 2)
     document = folder / "sub" / "doc.pdf"
-    whole, named = pages_of(document, f"{document}#1")
-    assert [whole.name, named.name, named.problem] == ["doc.pdf", "doc.pdf#1", ""]
+
+    whole, first_page = find(document, f"{document}#1")
+
+    assert whole.name == "doc.pdf"
     assert says(whole.problem, "doc.pdf", "2 pages", "doc.pdf#3")
+    assert first_page.name == "doc.pdf#1"
+    assert first_page.problem == ""
 
 
-def test_a_file_that_crashes_what_counts_its_pages_is_a_failed_page(tmp_path, monkeypatch):
+def test_a_file_that_crashes_what_counts_its_pages_is_a_failed_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crash = "import os; os.read(0, 9); os.abort()"
-    monkeypatch.setattr(
-        batch_pages, "WorkerProcess", lambda: WorkerProcess(command=[sys.executable, "-c", crash])
-    )
+
+    def crashing_worker() -> WorkerProcess:
+        return WorkerProcess(command=[sys.executable, "-c", crash])
+
+    monkeypatch.setattr(batch_pages, "WorkerProcess", crashing_worker)
     (tmp_path / "evil.pdf").write_bytes(b"%PDF")
     (tmp_path / "good.png").touch()
-    evil, good = pages_of(tmp_path)
-    assert good.name == "good.png" and not good.problem
+
+    evil, good = find(tmp_path)
+
+    assert good.name == "good.png"
+    assert not good.problem
     assert says(evil.problem, "evil.pdf", "SIGABRT")
 
 
-def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
-    (tmp_path / "a.png").touch()
+@pytest.fixture
+def deep_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with folders in one another that go deeper than Python's own functions can."""
     sys.setrecursionlimit(1000)  # Python's own: torch's compiler leaves another
     subprocess.run(["mkdir", "-p", "d/" * 1300], cwd=tmp_path, check=True)
-    try:
-        for depth in (50, 100):
-            (tmp_path / ("d/" * depth) / "b.png").touch()
-        found = pages_of(tmp_path)
-        assert [Path(page.name).name for page in found] == ["a.png", "b.png", "b.png", "d"]
-        assert [bool(page.problem) for page in found] == [False, False, False, True]
-        assert f"{tmp_path}/{'d/' * 100}d lies more than 100 folders" in found[-1].problem
-        with refused():
-            names(tmp_path / "**" / "*.png")
-    finally:
-        subprocess.run(["rm", "-r", "d"], cwd=tmp_path, check=True)  # pytest's own removal recurses
+    yield tmp_path
+    subprocess.run(["rm", "-r", "d"], cwd=tmp_path, check=True)  # pytest's own removal recurses
 
 
-HUB = "some-org/some-model"
-PACKAGE = Path(versions.__file__).parent
+def test_folders_within_folders_without_end_are_one_failed_page(deep_folder: Path) -> None:
+    (deep_folder / "a.png").touch()
+    (deep_folder / ("d/" * 50) / "b.png").touch()
+    (deep_folder / ("d/" * 100) / "b.png").touch()
+
+    *pages, too_deep = find(deep_folder)
+
+    assert [Path(page.name).name for page in pages] == ["a.png", "b.png", "b.png"]
+    assert not any(page.problem for page in pages)
+    assert Path(too_deep.name).name == "d"
+    assert f"{deep_folder}/{'d/' * 100}d lies more than 100 folders" in too_deep.problem
+    with refused():
+        found_names(deep_folder / "**" / "*.png")
+
+
+# -- what a page is known by -----------------------------------------------------------------------
 
 
 def one_job(**settings: Any) -> Job:
+    """The job of a page that is not there, with these settings."""
     (job,) = make_jobs([Page("a.png", "/none/a.png")], {"model": "tiny", **settings})
     return job
 
 
-def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(
-    tmp_path, monkeypatch
-):
-    before, package = one_job(), shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
-    codes = [before.versions["code"], code_hash.__wrapped__(package)]
+def hash_of(package: Path) -> str:
+    """The hash of the code in this folder, which is computed anew."""
+    return code_hash.__wrapped__(package)
+
+
+def test_a_page_is_done_again_after_a_change_of_the_code(tmp_path: Path) -> None:
+    package = Path(shutil.copytree(Path(versions.__file__).parent, tmp_path / "ocr_phases"))
+    unchanged = one_job().versions["code"]
+    assert hash_of(package) == unchanged
+
     (package / "inputs/packing.pyc").write_text("compiled")
-    codes.append(code_hash.__wrapped__(package))
-    for change in (
-        lambda: (package / "families/deepseek_ocr.py").write_text("changed"),
-        lambda: (package / "families/unlimited_ocr.json").write_text("{}"),
-        (package / "steps/phases.py").unlink,
-        lambda: (package / "text.py").rename(package / "text2.py"),
-    ):
-        change()
-        codes.append(code_hash.__wrapped__(package))
-    assert len(set(codes[:3])) == 1 and len(set(codes)) == 5
+    assert hash_of(package) == unchanged
+
+    hashes = {unchanged}
+    (package / "families/deepseek_ocr.py").write_text("changed")
+    hashes.add(hash_of(package))
+    (package / "families/unlimited_ocr.json").write_text("{}")
+    hashes.add(hash_of(package))
+    (package / "steps/phases.py").unlink()
+    hashes.add(hash_of(package))
+    (package / "text.py").rename(package / "text2.py")
+    hashes.add(hash_of(package))
+    assert len(hashes) == 5
+
+
+def test_a_page_is_done_again_after_a_change_of_the_built_in_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = one_job()
     tiny = versions.asset("data", "tiny")
-    checkout = shutil.copytree(tiny, tmp_path / "tiny", copy_function=shutil.copyfile)
+    checkout = Path(shutil.copytree(tiny, tmp_path / "tiny", copy_function=shutil.copyfile))
     monkeypatch.setattr(batch_jobs, "asset", lambda *parts: checkout)
     assert one_job().id == before.id  # its files have other times
+
     (checkout / "tokenizer.json").write_text("{}")
     assert one_job().id != before.id
 
 
-def test_a_hub_model_is_known_by_the_commit_in_the_cache(tmp_path, monkeypatch):
-    place, asked = tmp_path / f"models--{HUB.replace('/', '--')}", list[tuple[str, ...]]()
+class HubCache:
+    """The hub's cache with one model, and the files that were asked for from the hub, which has a
+    later commit.
+    """
 
-    def put_in_cache(commit: str) -> str:
-        for name, text in (("refs/main", commit), (f"snapshots/{commit}/config.json", "{}")):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_text(text)
-        return str(place / name)
+    MODEL = "some-org/some-model"
+    LATEST = "c" * 40
 
-    def download(*names: str) -> str:
-        asked.append(names)
-        return put_in_cache("c" * 40)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / f"models--{self.MODEL.replace('/', '--')}"
+        self.main = self.folder / "refs" / "main"
+        self.downloads: list[tuple[str, ...]] = []
 
+    def put(self, commit: str) -> str:
+        """The cache's latest commit is this one; gives the path of its config."""
+        config = self.folder / "snapshots" / commit / "config.json"
+        for path, text in ((self.main, commit), (config, "{}")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return str(config)
+
+    def download(self, *names: str) -> str:
+        """What `hf_hub_download` does."""
+        self.downloads.append(names)
+        return self.put(self.LATEST)
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubCache:
+    cache = HubCache(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *a, **k: None)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    known = []
-    for commit in "ab":
-        put_in_cache(commit * 40)
-        known.append(one_job(model=HUB))
-    assert not asked
-    (place / "refs/main").unlink()  # what is not in the cache is settled there, once
-    known += [one_job(model=HUB) for _ in range(2)]
-    assert asked == [(HUB, "config.json")]
-    assert [job.settings["revision"] for job in known] == ["a" * 40, "b" * 40, "c" * 40, "c" * 40]
-    assert len({job.id for job in known}) == 3 and "revision" not in one_job().settings
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", cache.download)
+    return cache
+
+
+def test_a_hub_model_is_known_by_the_commit_in_the_cache(hub_cache: HubCache) -> None:
+    hub_cache.put("a" * 40)
+    first = one_job(model=hub_cache.MODEL)
+    hub_cache.put("b" * 40)
+    second = one_job(model=hub_cache.MODEL)
+
+    assert hub_cache.downloads == []
+    assert first.settings["revision"] == "a" * 40
+    assert second.settings["revision"] == "b" * 40
+    assert first.id != second.id
+    assert "revision" not in one_job().settings
+
+
+def test_a_hub_model_that_is_not_in_the_cache_is_settled_there_once(hub_cache: HubCache) -> None:
+    hub_cache.put("a" * 40)
+    cached = one_job(model=hub_cache.MODEL)
+    hub_cache.main.unlink()
+
+    first = one_job(model=hub_cache.MODEL)
+    second = one_job(model=hub_cache.MODEL)
+
+    assert hub_cache.downloads == [(hub_cache.MODEL, "config.json")]
+    assert first.settings["revision"] == hub_cache.LATEST
+    assert second.settings["revision"] == hub_cache.LATEST
+    assert first.id == second.id
+    assert first.id != cached.id

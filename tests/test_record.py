@@ -1,15 +1,15 @@
 """The record: exact round trips, atomic saving, and clear refusals."""
 
 import base64
-import functools
 import gzip
 import io
 import json
 import math
-import operator
 import os
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,11 +29,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def run():
+def run() -> PhaseRun:
     return PhaseRun.load(RECORD)
 
 
-def without_nulls(value):
+def without_nulls(value: Any) -> Any:
     """JSON without entries that are null: a file may leave them out, or have them."""
     if isinstance(value, dict):
         return {name: without_nulls(entry) for name, entry in value.items() if entry is not None}
@@ -42,199 +42,357 @@ def without_nulls(value):
     return value
 
 
-def test_a_record_stays_itself_plain_or_packed(run, tmp_path):
+def test_a_saved_record_stays_itself(run: PhaseRun, tmp_path: Path) -> None:
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
+
     assert again.to_dict() == run.to_dict()
-    written = json.loads(RECORD.read_text()) | {"schema": SCHEMA}
-    assert without_nulls(run.to_dict()) == without_nulls(written)
     pd.testing.assert_frame_equal(again.spans, run.spans, check_exact=True)
-    assert (run.schema, tuple(run.spans.columns)) == (SCHEMA, SPAN_COLUMNS)
-    packed = run.save(tmp_path / "run.json.gz")
-    whole = packed.read_bytes()
-    assert json.loads(gzip.decompress(whole)) == PhaseRun.load(packed).to_dict() == run.to_dict()
-    assert len(whole) < RECORD.stat().st_size / 2
-    for damaged in (whole[:-20], whole[:30] + bytes(8) + whole[38:], b"\x1f\x8b"):
-        packed.write_bytes(damaged)
+
+
+def test_a_record_has_all_that_its_file_has(run: PhaseRun) -> None:
+    written = json.loads(RECORD.read_text()) | {"schema": SCHEMA}
+
+    assert without_nulls(run.to_dict()) == without_nulls(written)
+    assert run.schema == SCHEMA
+    assert tuple(run.spans.columns) == SPAN_COLUMNS
+
+
+def test_a_packed_record_stays_itself_and_a_damaged_one_is_refused(
+    run: PhaseRun, tmp_path: Path
+) -> None:
+    path = run.save(tmp_path / "run.json.gz")
+    packed = path.read_bytes()
+    assert json.loads(gzip.decompress(packed)) == run.to_dict()
+    assert PhaseRun.load(path).to_dict() == run.to_dict()
+    assert len(packed) < RECORD.stat().st_size / 2
+
+    cut = packed[:-20]
+    overwritten = packed[:30] + bytes(8) + packed[38:]
+    mark_alone = b"\x1f\x8b"
+    for damaged in (cut, overwritten, mark_alone):
+        path.write_bytes(damaged)
         with refused():
-            PhaseRun.load(packed)
+            PhaseRun.load(path)
 
 
-#: Ways to read a part as a mapping, each with what its sentence has to name.
-BY_KEY = {
-    "an entry": (lambda run: run.model["strategy"], r"write \.strategy"),
-    "an entry whose attribute is called otherwise": (
-        lambda run: run.model["class"],
-        r"write \.class_name",
-    ),
-    "a misspelt entry": (lambda run: run.model["stratgy"], "Did you mean strategy"),
-    "an entry of one of several": (lambda run: run.live_checks[0]["verdict"], r"write \.verdict"),
-    "an entry of a part in a part": (
-        lambda run: run.device.ceilings["matmul_dtype"],
-        r"write \.matmul_dtype",
-    ),
-    "a question": (lambda run: "strategy" in run.model, r"such as \.name"),
-    "a loop": (lambda run: list(run.request), r"such as \.prompt"),
-    "get": (lambda run: run.model.get("strategy"), "has no get"),
-    "keys": (lambda run: run.model.keys(), "has no keys"),
-    "a misspelt attribute": (lambda run: run.model.stratgy, "Did you mean strategy"),
-}
+# -- how a part is read ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", BY_KEY)
-def test_a_part_of_a_record_is_read_by_attribute_alone(way):
-    read, told = BY_KEY[way]
-    record = PhaseRun.load(ROOT / "data" / "runs" / "tiny-receipt.json.gz")
-    with pytest.raises((TypeError, AttributeError), match=told) as caught:
-        read(record)
-    assert isinstance(caught.value, OcrPhasesError) and "\n" not in str(caught.value)
+def an_entry(run: PhaseRun) -> object:
+    return run.model["strategy"]
 
 
-def test_a_part_is_no_mapping(run):
+def an_entry_whose_attribute_has_another_name(run: PhaseRun) -> object:
+    return run.model["class"]
+
+
+def a_misspelt_entry(run: PhaseRun) -> object:
+    return run.model["stratgy"]
+
+
+def an_entry_of_one_of_several(run: PhaseRun) -> object:
+    return run.live_checks[0]["verdict"]
+
+
+def an_entry_of_a_part_in_a_part(run: PhaseRun) -> object:
+    return run.device.ceilings["matmul_dtype"]
+
+
+def a_membership(run: PhaseRun) -> object:
+    return "strategy" in run.model
+
+
+def a_loop(run: PhaseRun) -> object:
+    return list(run.request)
+
+
+def get(run: PhaseRun) -> object:
+    return run.model.get("strategy")
+
+
+def keys(run: PhaseRun) -> object:
+    return run.model.keys()
+
+
+def a_misspelt_attribute(run: PhaseRun) -> object:
+    return run.model.stratgy
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (an_entry, r"write \.strategy"),
+        (an_entry_whose_attribute_has_another_name, r"write \.class_name"),
+        (a_misspelt_entry, "Did you mean strategy"),
+        (an_entry_of_one_of_several, r"write \.verdict"),
+        (an_entry_of_a_part_in_a_part, r"write \.matmul_dtype"),
+        (a_membership, r"such as \.name"),
+        (a_loop, r"such as \.prompt"),
+        (get, "has no get"),
+        (keys, "has no keys"),
+        (a_misspelt_attribute, "Did you mean strategy"),
+    ],
+)
+def test_a_part_that_is_read_as_a_mapping_says_which_attribute_to_write(
+    read: Callable[[PhaseRun], object], sentence: str
+) -> None:
+    run = PhaseRun.load(ROOT / "data" / "runs" / "tiny-receipt.json.gz")
+
+    with pytest.raises((TypeError, AttributeError), match=sentence) as caught:
+        read(run)
+
+    assert isinstance(caught.value, OcrPhasesError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_is_no_mapping(run: PhaseRun) -> None:
     with pytest.raises(TypeError):
         run.model | {}
     with pytest.raises(TypeError):
         dict(**run.model)
 
 
-def test_headline_figures_follow_from_the_spans(run):
-    def times(stage):
-        return run.spans.loc[run.spans["stage"] == stage, "device_ms"].to_numpy()
+# -- figures and tables ----------------------------------------------------------------------------
 
-    prefill, steps = times("prefill"), times("decode_step")
+
+def device_times(run: PhaseRun, stage: str) -> np.ndarray:
+    """The times of a stage in milliseconds, one for each span."""
+    return run.spans.loc[run.spans["stage"] == stage, "device_ms"].to_numpy()
+
+
+def test_headline_figures_follow_from_the_spans(run: PhaseRun) -> None:
+    prepare = device_times(run, "prepare")
+    prefill = device_times(run, "prefill")
+    steps = device_times(run, "decode_step")
+
     assert run["prefill_ms"] == np.median(prefill)
-    assert run["tokens"] == len(run.result.ids) == run["decode_steps"] + 1
-    assert (run["inter_token_ms"], run["inter_token_ms_p99"]) == (
-        np.median(steps),
-        np.quantile(steps, 0.99),
-    )
-    assert run["ttft_ms"] == pytest.approx(np.median(times("prepare") + prefill))
+    assert run["ttft_ms"] == pytest.approx(np.median(prepare + prefill))
+    assert run["inter_token_ms"] == np.median(steps)
+    assert run["inter_token_ms_p99"] == np.quantile(steps, 0.99)
+    assert run["tokens"] == len(run.result.ids)
+    assert run["tokens"] == run["decode_steps"] + 1
     assert 0.9 < run["stage_coverage"] <= 1.0
     assert run["vision_ms"] >= run["sam_ms"]
     assert set(run.keys()) == set(run)
 
 
-def test_token_table(run):
+def test_the_table_of_tokens_has_a_row_for_each_with_the_median_of_its_step(
+    run: PhaseRun,
+) -> None:
     table = run.token_table
+
     assert tuple(table.columns) == TOKEN_COLUMNS
     assert table["id"].tolist() == run.result.ids
     assert "".join(table["text"]).startswith(run.text)
-    first, rest = table.iloc[0], table.iloc[1:]
-    assert (
-        first["source"] == "prefill" and first["step"] is pd.NA and math.isnan(first["device_ms"])
-    )
-    assert rest["step"].tolist() == list(range(len(rest)))
     assert table["cache_len"].tolist() == run.cache.lengths
-    by_step = run.spans[run.spans["stage"] == "decode_step"].groupby("step")["device_ms"].median()
-    # Rounded to a grid on which sums are exact in any order.
-    assert rest["device_ms"].to_numpy() == pytest.approx(by_step.to_numpy(), rel=0, abs=2**-21)
-    assert (rest["device_ms"] * 2**20 % 1 == 0).all()
-    assert (rest["device_ms_p10"] <= rest["device_ms"]).all()
-    assert (rest["device_ms"] <= rest["device_ms_p90"]).all()
     assert table["region"].max() >= 0
 
+    first = table.iloc[0]
+    assert first["source"] == "prefill"
+    assert first["step"] is pd.NA
+    assert math.isnan(first["device_ms"])
 
-def test_the_page_is_in_the_record(run):
+    decoded = table.iloc[1:]
+    steps = run.spans[run.spans["stage"] == "decode_step"]
+    medians = steps.groupby("step")["device_ms"].median().to_numpy()
+    assert decoded["step"].tolist() == list(range(len(decoded)))
+    # Rounded to a grid on which sums are exact in any order.
+    assert decoded["device_ms"].to_numpy() == pytest.approx(medians, rel=0, abs=2**-21)
+    assert (decoded["device_ms"] * 2**20 % 1 == 0).all()
+    assert (decoded["device_ms_p10"] <= decoded["device_ms"]).all()
+    assert (decoded["device_ms"] <= decoded["device_ms_p90"]).all()
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_page_is_in_the_record(run: PhaseRun) -> None:
     image = run.page_image()
-    assert (image.size, image.mode) == ((run.page.width, run.page.height), "RGB")
+    assert image.size == (run.page.width, run.page.height)
+    assert image.mode == "RGB"
+
+
+def test_a_page_that_is_cut_is_refused(run: PhaseRun) -> None:
+    page = to_plain(run.page)
+    page["data"] = run.page.data[:101]
     with refused():
-        altered(run, pages=[to_plain(run.page) | {"data": run.page.data[:101]}]).page_image()
+        altered(run, pages=[page]).page_image()
 
 
-def test_pages_are_embedded_small_or_left_out():
+@pytest.fixture(scope="module")
+def large_page() -> Image.Image:
+    """A page of noise, whose file has more than 2 MB."""
     noise = np.random.default_rng(0).integers(0, 255, (300, 2600, 3), dtype=np.uint8)
-    page, small = Image.fromarray(noise), Image.new("RGB", (10, 20))
-    described = describe_page(page, encoded(page), "noise.png")
-    embedded = Image.open(io.BytesIO(base64.b64decode(described["data"])))
-    assert (embedded.format, embedded.size) == ("JPEG", (2000, 231))
-    assert (described["width"], described["height"]) == (2600, 300)
-    assert describe_page(page, encoded(page), "noise.png", embed=False)["data"] is None
-    assert base64.b64decode(describe_page(small, encoded(small), "s.png")["data"]) == encoded(small)
-    pdf = describe_page(small, b"%PDF-1.7 all its pages", "s.pdf#1")
-    assert base64.b64decode(pdf["data"]).startswith(b"\xff\xd8")
+    return Image.fromarray(noise)
 
+
+def test_a_large_page_is_embedded_as_a_smaller_jpeg(large_page: Image.Image) -> None:
+    part = describe_page(large_page, encoded(large_page), "noise.png")
+
+    embedded = Image.open(io.BytesIO(base64.b64decode(part["data"])))
+    assert embedded.format == "JPEG"
+    assert embedded.size == (2000, 231)
+    assert part["width"] == 2600
+    assert part["height"] == 300
+
+
+def test_a_page_is_left_out_where_that_is_asked(large_page: Image.Image) -> None:
+    part = describe_page(large_page, encoded(large_page), "noise.png", embed=False)
+    assert part["data"] is None
+
+
+def test_a_small_page_is_embedded_as_its_file() -> None:
+    page = Image.new("RGB", (10, 20))
+    part = describe_page(page, encoded(page), "s.png")
+    assert base64.b64decode(part["data"]) == encoded(page)
+
+
+def test_of_a_pdf_one_page_is_embedded_and_not_the_file() -> None:
+    page = Image.new("RGB", (10, 20))
+    part = describe_page(page, b"%PDF-1.7 all its pages", "s.pdf#1")
+    assert base64.b64decode(part["data"]).startswith(b"\xff\xd8")
+
+
+# -- what is no record -----------------------------------------------------------------------------
 
 CONTENT = json.loads(RECORD.read_text())
-STAGES, TOKENS = CONTENT["spans"]["stage"], len(CONTENT["results"][0]["ids"])
+STAGES = CONTENT["spans"]["stage"]
+TOKENS = len(CONTENT["results"][0]["ids"])
 FIRST_STEP = STAGES.index("decode_step")
+MARGINS = [1.0] * TOKENS
+#: Stands for an entry that is deleted.
 GONE = object()
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        *((entry, GONE) for entry in ("schema", "spans.stage", "results.0.ids.0", "pages.0.grid")),
-        *(
-            (entry, [])
-            for entry in ("truths", "pages", "request.prompts", "memory.peak_bytes.prefill")
-        ),
-        *(("schema", 99), ("schema", "1")),
-        ("spans", {name: [] for name in SPAN_COLUMNS}),
-        *(
-            ("spans.stage", ["prefill"]),
-            ("spans.stage", ["x"] * len(STAGES)),
-            ("spans.phase.0", "x"),
-        ),
-        *(("spans.device_ms.3", None), ("spans.device_ms.3", -5.0), ("spans.host_ms.3", 10**400)),
-        *((f"spans.step.{FIRST_STEP}", 7), ("request", {}), ("request.infer.temperature", 0)),
-        *(("results.0.text", "another"), ("pages.0.row", 1), ("model", "tiny"), ("live_checks", 5)),
-        ("probabilities", [{"logprobs": [-0.5], "margins": [1.0] * TOKENS}]),
-        ("probabilities", [{"logprobs": [0.5] * TOKENS, "margins": [1.0] * TOKENS}]),
-        ("probabilities", [{"logprobs": [None] * TOKENS, "margins": ["high"] * TOKENS}]),
-        *(("versions.deep", json.loads("[" * 50 + "]" * 50)), ("versions.new", 2**64)),
-    ],
-)
-def test_other_records_are_refused(entry, value, tmp_path):
+@dataclass(frozen=True)
+class WrongEntry:
+    """A value in a record, by its place from the top (``results.0.text``), that no record has."""
+
+    place: str
+    value: object = GONE
+
+
+WRONG_ENTRIES = {
+    "no-schema": WrongEntry("schema"),
+    "unknown-schema": WrongEntry("schema", 99),
+    "schema-is-a-text": WrongEntry("schema", "1"),
+    "no-stages": WrongEntry("spans.stage"),
+    "no-spans": WrongEntry("spans", {name: [] for name in SPAN_COLUMNS}),
+    "columns-of-unequal-length": WrongEntry("spans.stage", ["prefill"]),
+    "unknown-stages": WrongEntry("spans.stage", ["x"] * len(STAGES)),
+    "unknown-phase": WrongEntry("spans.phase.0", "x"),
+    "no-time": WrongEntry("spans.device_ms.3", None),
+    "negative-time": WrongEntry("spans.device_ms.3", -5.0),
+    "time-beyond-floats": WrongEntry("spans.host_ms.3", 10**400),
+    "wrong-step": WrongEntry(f"spans.step.{FIRST_STEP}", 7),
+    "one-token-less": WrongEntry("results.0.ids.0"),
+    "another-text": WrongEntry("results.0.text", "another"),
+    "page-without-grid": WrongEntry("pages.0.grid"),
+    "page-of-another-row": WrongEntry("pages.0.row", 1),
+    "no-pages": WrongEntry("pages", []),
+    "no-truths": WrongEntry("truths", []),
+    "empty-request": WrongEntry("request", {}),
+    "no-prompts": WrongEntry("request.prompts", []),
+    "wrong-temperature": WrongEntry("request.infer.temperature", 0),
+    "no-peaks": WrongEntry("memory.peak_bytes.prefill", []),
+    "model-is-a-text": WrongEntry("model", "tiny"),
+    "checks-are-a-number": WrongEntry("live_checks", 5),
+    "one-probability": WrongEntry("probabilities", [{"logprobs": [-0.5], "margins": MARGINS}]),
+    "probability-above-one": WrongEntry(
+        "probabilities", [{"logprobs": [0.5] * TOKENS, "margins": MARGINS}]
+    ),
+    "margins-are-texts": WrongEntry(
+        "probabilities", [{"logprobs": [None] * TOKENS, "margins": ["high"] * TOKENS}]
+    ),
+    "deeply-nested": WrongEntry("versions.deep", json.loads("[" * 50 + "]" * 50)),
+    "long-integer": WrongEntry("versions.new", 2**64),
+}
+
+
+def content_with(wrong: WrongEntry) -> dict[str, Any]:
+    """The content of the record's file, with this entry."""
     content = json.loads(RECORD.read_text())
-    *places, last = [int(part) if part.isdigit() else part for part in entry.split(".")]
-    holder = functools.reduce(operator.getitem, places, content)
-    if value is GONE:
+    *keys, last = [int(key) if key.isdigit() else key for key in wrong.place.split(".")]
+    holder = content
+    for key in keys:
+        holder = holder[key]
+    if wrong.value is GONE:
         del holder[last]
     else:
-        holder[last] = value
+        holder[last] = wrong.value
+    return content
+
+
+@pytest.mark.parametrize("name", WRONG_ENTRIES)
+def test_a_record_with_a_wrong_entry_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content_with(WRONG_ENTRIES[name])))
+
     with refused() as caught:
         PhaseRun.load(path)
+
     assert str(path) in str(caught.value)
 
 
-NO_RECORDS = ("", "{", "[1]", '"x"', "\x00", "[" * 200_000, r'{"x": "\ud800"}')
-NO_RECORDS += ('{"schema": NaN}', '{"schema": 1e999}')
-
-
-@pytest.mark.parametrize("content", NO_RECORDS, ids=str.__len__)
-def test_files_that_are_no_record(content, tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("{", id="cut"),
+        pytest.param("[1]", id="a-list"),
+        pytest.param('"x"', id="a-text"),
+        pytest.param("\x00", id="a-zero"),
+        pytest.param("[" * 200_000, id="deeply-nested"),
+        pytest.param(r'{"x": "\ud800"}', id="half-a-character"),
+        pytest.param('{"schema": NaN}', id="not-a-number"),
+        pytest.param('{"schema": 1e999}', id="infinite"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(content)
     with refused():
         PhaseRun.load(path)
 
 
-def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):
+def test_a_device_a_pipe_and_a_missing_file_are_refused_and_not_waited_for(
+    tmp_path: Path,
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", tmp_path / "pipe", tmp_path / "none.json"):
         with refused():
             PhaseRun.load(path)
+
+
+def test_a_file_that_is_too_large_or_becomes_so_when_it_is_unpacked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = tmp_path / "run.json.gz"
     packed.write_bytes(gzip.compress(b'{"schema": ' + b" " * 10**6))
     monkeypatch.setattr("ocr_phases.record.record.MOST_BYTES", 10**5)
+
     for path in (RECORD, packed):
         with refused():
             PhaseRun.load(path)
 
 
-def test_what_a_later_version_adds_is_kept():
+def test_what_a_later_version_adds_is_kept() -> None:
     content = json.loads(RECORD.read_text())
     content["pages"][0]["new"] = {"deep": [1, {"deeper": None}]}
     content["model"]["strategy_setup"] = {"new_ms": "text"}
+
     again = PhaseRun.from_dict(content).to_dict()
+
     assert without_nulls(again["pages"]) == without_nulls(content["pages"])
     assert without_nulls(again["model"]) == without_nulls(content["model"])
 
 
-def test_a_time_that_is_no_number_is_not_saved(run, tmp_path):
+def test_a_time_that_is_no_number_is_not_saved(run: PhaseRun, tmp_path: Path) -> None:
     times = run.spans["device_ms"].copy()
     times[3] = math.nan
+    wrong = replace(run, spans=run.spans.assign(device_ms=times))
+
     with refused(ValueError):
-        replace(run, spans=run.spans.assign(device_ms=times)).save(tmp_path / "run.json")
+        wrong.save(tmp_path / "run.json")
+
     assert list(tmp_path.iterdir()) == []

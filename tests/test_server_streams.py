@@ -7,7 +7,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from scripted_server import (
     STEP,
     Event,
     answer,
+    at_once,
     chunk,
+    counted,
     delta_of,
     ended,
     ids,
     serving,
+    timed,
     usage,
     words,
 )
@@ -30,7 +34,7 @@ from ocr_phases import OcrPhasesError, PhaseRun, compare
 from ocr_phases.analyse.cards import key_metrics_text
 from ocr_phases.analyse.sentences import headline, verdict
 from ocr_phases.cli import main
-from ocr_phases.engines.client import ServerFailed
+from ocr_phases.engines.client import Deadline, ServerFailed
 from ocr_phases.engines.metrics import read_metrics
 from ocr_phases.record import SCHEMA
 from ocr_phases.record.record import READABLE_SCHEMAS
@@ -54,16 +58,23 @@ def check_of(run: PhaseRun, name: str) -> tuple[str, str]:
     return checks.loc[name, "verdict"], checks.loc[name, "measured"]
 
 
-def held_back() -> list[Event]:
-    """Characters of several tokens come with the token that completes them."""
-    texts = ["", "", "文", "", "字", "a", "", "", "b", "c"]
-    return [(STEP, chunk(text)) for text in texts]
+@dataclass(frozen=True)
+class Answer:
+    """The events of an answer, and how many tokens they are."""
+
+    events: list[Event]
+    tokens: int
+
+
+def counted_answer(pieces: list[Event], tokens: int) -> Answer:
+    """An answer whose server tells at its end how many tokens it has."""
+    return Answer(counted(pieces, tokens), tokens)
 
 
 def counted_in_every_chunk(each: int) -> list[Event]:
     """24 words in chunks of ``each``, of which every one tells how many tokens there are."""
     pieces = []
-    for number, (pause, event) in enumerate(words(24, each), 1):
+    for number, (pause, event) in enumerate(words(24, each), start=1):
         counts = {"prompt_tokens": 705, "completion_tokens": number * each}
         pieces.append((pause, event | {"usage": counts}))
     return pieces
@@ -76,60 +87,47 @@ def all_at_once(pieces: list[Event]) -> list[Event]:
     return [(whole_pause, "".join(lines))]
 
 
-#: How tokens come together, and how many there are.
-TOGETHER: dict[str, tuple[list[Event], int]] = {
-    "three a chunk": (answer(words(24, 3), ended(), (0.0, usage(24))), 24),
-    "two a chunk": (answer(words(24, 2), ended(), (0.0, usage(24))), 24),
-    "usage with the end": (
-        answer(words(24, 3), (0.0, chunk(choice_finish_reason="stop") | usage(24))),
-        24,
+#: The characters of several tokens come with the token that completes them.
+HELD_BACK = ["", "", "文", "", "字", "a", "", "", "b", "c"]
+SPECULATED = [chunk("a", **ids(1)), chunk("bc", **ids(2, 3)), chunk("d", **ids(4))]
+#: How tokens come together.
+TOGETHER = {
+    "three a chunk": counted_answer(words(24, 3), 24),
+    "two a chunk": counted_answer(words(24, 2), 24),
+    "usage with the end": Answer(
+        answer(words(24, 3), at_once(chunk(choice_finish_reason="stop") | usage(24))), 24
     ),
-    "held back": (answer(held_back(), ended(), (0.0, usage(10))), 10),
-    "usage in every chunk": (answer(counted_in_every_chunk(3), ended()), 24),
-    "empty deltas": (answer([*words(6), *[(STEP, chunk(""))] * 6], ended(), (0.0, usage(12))), 12),
-    "speculative, without ids": (
-        answer([*words(4), *words(9, 3), *words(3)], ended(), (0.0, usage(16))),
-        16,
-    ),
-    "speculative, with ids": (
-        answer(
-            [
-                (STEP, chunk("a", **ids(1))),
-                (STEP, chunk("bc", **ids(2, 3))),
-                (STEP, chunk("d", **ids(4))),
-            ],
-            ended(),
-            (0.0, usage(4)),
-        ),
-        4,
-    ),
-    "ids at the end": (
+    "held back": counted_answer(timed(*map(chunk, HELD_BACK)), 10),
+    "usage in every chunk": Answer(answer(counted_in_every_chunk(3), ended()), 24),
+    "empty deltas": counted_answer(words(6) + timed(chunk("")) * 6, 12),
+    "speculative, without ids": counted_answer(words(4) + words(9, 3) + words(3), 16),
+    "speculative, with ids": counted_answer(timed(*SPECULATED), 4),
+    "ids at the end": Answer(
         answer(
             words(24, 4),
-            (0.0, chunk(choice_finish_reason="stop", **ids(*range(24)))),
-            (0.0, usage(24)),
+            at_once(chunk(choice_finish_reason="stop", **ids(*range(24)))),
+            at_once(usage(24)),
         ),
         24,
     ),
-    "a character a chunk": (
-        answer([(STEP, chunk(sign)) for sign in "a word, then more"], ended(), (0.0, usage(4))),
-        4,
-    ),
-    "a proxy that holds all back": (
-        answer(all_at_once(words(24)), ended(), (0.0, usage(24))),
-        24,
-    ),
-    "one chunk": (answer(words(24, 24), ended(), (0.0, usage(24))), 24),
+    "a character a chunk": counted_answer(timed(*map(chunk, "a word, then more")), 4),
+    "a proxy that holds all back": counted_answer(all_at_once(words(24)), 24),
+    "one chunk": counted_answer(words(24, 24), 24),
 }
 
 
 @pytest.mark.parametrize("case", TOGETHER)
-def test_tokens_that_come_together_are_counted_and_not_timed(case: str, tmp_path: Path):
-    events, tokens = TOGETHER[case]
-    run = measure(events)
+def test_tokens_that_come_together_are_counted_and_not_timed(case: str, tmp_path: Path) -> None:
+    tokens = TOGETHER[case].tokens
+
+    run = measure(TOGETHER[case].events)
     run = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert (run["tokens"], run["decode_steps"]) == (tokens, 0)
-    assert (run["inter_token_ms"], run["tokens_per_s"], run["prefill_ms"]) == (None, None, None)
+
+    assert run["tokens"] == tokens
+    assert run["decode_steps"] == 0
+    assert run["inter_token_ms"] is None
+    assert run["tokens_per_s"] is None
+    assert run["prefill_ms"] is None
     assert run["ntpot_ms"] == pytest.approx(run["page_ms"] / tokens)
     assert check_of(run, "token_times")[0] == "fail"
     assert check_of(run, "outlier_steps") == ("n/a", "the tokens have no times of their own")
@@ -140,7 +138,7 @@ def test_tokens_that_come_together_are_counted_and_not_timed(case: str, tmp_path
     run._repr_mimebundle_()
 
 
-def test_the_times_of_an_answer_are_those_of_the_machine_s_clock():
+def test_the_times_of_an_answer_are_those_of_the_machines_clock() -> None:
     pause_s = 0.05
     with serving(answer(words(4, pause=pause_s), ended()), sleeps=True) as server:
         run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
@@ -148,145 +146,143 @@ def test_the_times_of_an_answer_are_those_of_the_machine_s_clock():
 
 
 @pytest.mark.parametrize("case", ["a proxy that holds all back", "one chunk"])
-def test_an_answer_that_came_at_once_is_not_cut_into_phases(case: str):
-    run = measure(TOGETHER[case][0])
+def test_an_answer_that_came_at_once_is_not_cut_into_phases(case: str) -> None:
+    run = measure(TOGETHER[case].events)
+
     assert set(run.spans["stage"]) == {"generate"}
-    assert (run["ttft_ms"], run["decode_ms"]) == (None, None)
+    assert run["ttft_ms"] is None
+    assert run["decode_ms"] is None
     assert headline(run).startswith("The server read this page in ")
     assert "generate()" not in run._repr_mimebundle_()["text/html"]
 
 
-#: Answers whose tokens came one by one, and what they are.
-ONE_BY_ONE: dict[str, tuple[list[Event], int]] = {
-    "usage": (answer(words(12), ended(), (0.0, usage(12))), 12),
-    "usage has the end token, too": (answer(words(12), ended(), (0.0, usage(13))), 12),
-    "usage lacks the first": (answer(words(12), ended(), (0.0, usage(11))), 12),
-    "a float": (answer(words(12), ended(), (0.0, usage(12.0))), 12),
-    "usage in every chunk": (answer(counted_in_every_chunk(1), ended()), 24),
-    "ids": (answer([(STEP, chunk("a", **ids(n))) for n in range(12)], ended()), 12),
-    "ids, and a last one without text": (
-        answer(
-            [*[(STEP, chunk("a", **ids(n))) for n in range(11)], (STEP, chunk("", **ids(99)))],
-            ended(),
-        ),
-        12,
-    ),
-    "reasoning first": (
-        answer(
-            [*[(STEP, delta_of(reasoning="r "))] * 6, *words(6)],
-            ended(),
-            (0.0, usage(12)),
-        ),
-        12,
-    ),
-    "reasoning under both names": (
-        answer(
-            [(STEP, delta_of(reasoning="r ", reasoning_content="r "))] * 12,
-            ended(),
-            (0.0, usage(12)),
-        ),
-        12,
-    ),
-    "reasoning_content": (
-        answer(
-            [(STEP, delta_of(reasoning_content="r "))] * 12,
-            ended(),
-            (0.0, usage(12)),
-        ),
-        12,
-    ),
-    "content in parts": (
-        answer(
-            [(STEP, delta_of(content=[{"type": "text", "text": "w "}]))] * 12,
-            ended(),
-            (0.0, usage(12)),
-        ),
-        12,
-    ),
+WITH_IDS = [chunk("a", **ids(number)) for number in range(12)]
+LAST_WITHOUT_TEXT = [*WITH_IDS[:11], chunk("", **ids(99))]
+REASONING = delta_of(reasoning="r ")
+REASONING_TWICE = delta_of(reasoning="r ", reasoning_content="r ")
+REASONING_CONTENT = delta_of(reasoning_content="r ")
+CONTENT_PART = delta_of(content=[{"type": "text", "text": "w "}])
+#: Answers whose tokens came one by one.
+ONE_BY_ONE = {
+    "usage": Answer(counted(words(12), 12), 12),
+    "usage has the end token, too": Answer(counted(words(12), 13), 12),
+    "usage lacks the first": Answer(counted(words(12), 11), 12),
+    "a float": Answer(counted(words(12), 12.0), 12),
+    "usage in every chunk": Answer(answer(counted_in_every_chunk(1), ended()), 24),
+    "ids": Answer(answer(timed(*WITH_IDS), ended()), 12),
+    "ids, and a last one without text": Answer(answer(timed(*LAST_WITHOUT_TEXT), ended()), 12),
+    "reasoning first": counted_answer(timed(REASONING) * 6 + words(6), 12),
+    "reasoning under both names": counted_answer(timed(REASONING_TWICE) * 12, 12),
+    "reasoning_content": counted_answer(timed(REASONING_CONTENT) * 12, 12),
+    "content in parts": counted_answer(timed(CONTENT_PART) * 12, 12),
 }
 
 
 @pytest.mark.parametrize("case", ONE_BY_ONE)
-def test_tokens_that_come_one_by_one_are_timed(case: str):
-    events, tokens = ONE_BY_ONE[case]
-    run = measure(events)
-    assert (run["tokens"], run["decode_steps"]) == (tokens, tokens - 1)
-    assert run["inter_token_ms"] > 0 and run["tokens_per_s"] > 0
+def test_tokens_that_come_one_by_one_are_timed(case: str) -> None:
+    tokens = ONE_BY_ONE[case].tokens
+
+    run = measure(ONE_BY_ONE[case].events)
+
+    assert run["tokens"] == tokens
+    assert run["decode_steps"] == tokens - 1
+    assert run["inter_token_ms"] > 0
+    assert run["tokens_per_s"] > 0
     assert check_of(run, "token_times")[0] in ("note", "pass")
     assert run["ttft_ms"] < 0.6 * run["page_ms"]
     assert set(run.spans.query("phase == 'prefill'")["stage"]) == {"first_token"}
-    assert "reasoning" not in case or run.text.startswith("r r ")
+    if "reasoning" in case:
+        assert run.text.startswith("r r ")
 
 
-@pytest.mark.parametrize("told", [None, 0, -1, "12", True, float(2**60)])
-def test_without_a_count_and_ids_there_are_no_rates(told: Any):
-    run = measure(answer(words(12), ended(), (0.0, usage(told))))
-    assert (run["inter_token_ms"], run["tokens_per_s"], run["ntpot_ms"]) == (None, None, None)
+@pytest.mark.parametrize("count", [None, 0, -1, "12", True, float(2**60)])
+def test_without_a_count_and_ids_there_are_no_rates(count: Any) -> None:
+    run = measure(counted(words(12), count))
+
+    assert run["inter_token_ms"] is None
+    assert run["tokens_per_s"] is None
+    assert run["ntpot_ms"] is None
     assert check_of(run, "token_times")[0] == "note"
     assert "at least 12 pieces" in verdict(run)
     assert "at least 12 pieces" in repr(run)
     run._repr_mimebundle_()
 
 
-def test_the_only_token_is_said_only_of_one():
-    run = measure(answer([(STEP, chunk("a", **ids(7)))], ended(), (0.0, usage(1))))
-    assert (run["tokens"], run["decode_steps"]) == (1, 0)
+def test_the_only_token_is_said_only_of_one() -> None:
+    run = measure(counted(timed(chunk("a", **ids(7))), 1))
+
+    assert run["tokens"] == 1
+    assert run["decode_steps"] == 0
     assert "The answer has one token" in verdict(run)
 
 
-def test_what_is_no_text_is_named():
+def test_what_is_no_text_is_named() -> None:
     call = delta_of(tool_calls=[{"function": {"arguments": "{}"}}])
-    run = measure(answer([(STEP, call), *words(6)], ended(), (0.0, usage(6))))
-    result, told = check_of(run, "token_times")
-    assert result == "fail" and "tool_calls" in told
+
+    run = measure(counted(timed(call) + words(6), 6))
+
+    result, measured = check_of(run, "token_times")
+    assert result == "fail"
+    assert "tool_calls" in measured
 
 
-#: A server of one speed that sends one token a chunk, and the same with other chunks.
-RECHUNKED: dict[str, list[Event]] = {
-    "three a chunk": answer(words(60, 3, 3 * STEP), ended(), (0.0, usage(60))),
-    "ten a chunk": answer(words(60, 10, 10 * STEP), ended(), (0.0, usage(60))),
-    "held back": answer(words(60, 60, 60 * STEP), ended(), (0.0, usage(60))),
+#: A server that is as fast as one which sends a token a chunk, but sends other chunks.
+RECHUNKED = {
+    "three a chunk": counted(words(60, 3, 3 * STEP), 60),
+    "ten a chunk": counted(words(60, 10, 10 * STEP), 60),
+    "held back": counted(words(60, 60, 60 * STEP), 60),
     "without a count": answer(words(60, 3, 3 * STEP), ended()),
 }
 
 
 @pytest.mark.parametrize("case", RECHUNKED)
-def test_a_gate_does_not_fire_on_chunking(case: str, tmp_path: Path):
-    one = measure(answer(words(60), ended(), (0.0, usage(60))), repeats=3)
-    other = measure(RECHUNKED[case], repeats=3)
-    table = compare(one, other).table
+def test_a_gate_does_not_fire_on_chunking(case: str, tmp_path: Path) -> None:
+    one_a_chunk = measure(counted(words(60), 60), repeats=3)
+    rechunked = measure(RECHUNKED[case], repeats=3)
+
+    table = compare(one_a_chunk, rechunked).table
     judged = table[table["verdict"].ne("") & table["stage"].eq("") & table["unit"].eq("ms")]
     figure = "page_ms" if case == "without a count" else "ntpot_ms"
     assert judged["metric"].tolist() == [figure]
     assert 0.5 < judged["ratio"].iloc[0] < 2
-    paths = [
-        str(one.save(tmp_path / "one.json")),
-        str(other.save(tmp_path / "other.json")),
-    ]
-    outcome = main(["compare", *paths, "--fail-above", "100", "--out", str(tmp_path / "compared")])
-    assert outcome != 1
+
+    baseline = str(one_a_chunk.save(tmp_path / "one.json"))
+    other = str(rechunked.save(tmp_path / "other.json"))
+    out = str(tmp_path / "compared")
+    assert main(["compare", baseline, other, "--fail-above", "100", "--out", out]) != 1
 
 
-def test_two_servers_are_compared_by_the_wait_for_the_first_token():
-    runs = [measure(answer(words(12), ended(), (0.0, usage(12))), repeats=3) for _ in range(2)]
-    comparison = compare(*runs)
-    judged = comparison.table[
-        comparison.table["verdict"].ne("") & comparison.table["unit"].eq("ms")
-    ]
+def test_two_servers_are_compared_by_the_wait_for_the_first_token() -> None:
+    events = counted(words(12), 12)
+    first = measure(events, repeats=3)
+    second = measure(events, repeats=3)
+
+    comparison = compare(first, second)
+
+    table = comparison.table
+    judged = table[table["verdict"].ne("") & table["unit"].eq("ms")]
     assert set(judged["metric"]) == {"ttft_ms", "inter_token_ms"}
     assert "the wait for the first token" in comparison.verdict
+
+
+def test_a_server_and_a_loaded_model_are_compared_by_the_wait_for_the_first_token() -> None:
     native = PhaseRun.load(ROOT / "data" / "runs" / "tiny-receipt.json.gz")
-    assert "ttft_ms" in set(compare(native, runs[0]).table.query("verdict != ''")["metric"])
+    of_server = measure(counted(words(12), 12), repeats=3)
+
+    judged = compare(native, of_server).table.query("verdict != ''")
+
+    assert "ttft_ms" in set(judged["metric"])
 
 
-def test_nothing_calls_the_wait_a_prefill(tmp_path: Path):
-    run = measure(answer(words(12), ended(), (0.0, usage(12))))
-    assert run["prefill_ms"] is None
+def test_nothing_calls_the_wait_a_prefill(tmp_path: Path) -> None:
+    run = measure(counted(words(12), 12))
     html = run._repr_mimebundle_()["text/html"]
-    assert "first token" in html
     run.report(tmp_path / "report")
+
+    assert run["prefill_ms"] is None
+    assert "first token" in html
     for text in (html, verdict(run), key_metrics_text(run), repr(run)):
-        assert "the prefill" not in text.replace("rest of the prefill", "the prefill").lower()
+        assert "the prefill" not in text.lower()
     assert run.token_table["source"].iloc[0] == "first_token"
     for draw in (run.plot.timeline, run.plot.vision, run.plot.latency, run.plot.memory):
         draw()
@@ -295,7 +291,7 @@ def test_nothing_calls_the_wait_a_prefill(tmp_path: Path):
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "data" / "runs").rglob("*.json*")), ids=lambda path: path.name
 )
-def test_every_shipped_record_opens(path: Path):
+def test_every_shipped_record_opens(path: Path) -> None:
     data = path.read_bytes()
     content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     if not isinstance(content, dict) or "spans" not in content:
@@ -307,141 +303,186 @@ def test_every_shipped_record_opens(path: Path):
     assert verdict(run)
 
 
-@pytest.mark.parametrize(
-    ("times", "stages", "expected"),
-    [
-        ([{}, {}], [], "first_token"),
-        (None, [], "first_token"),
-        ([{"prefill_ms": 1.0}, {}], [], "first_token"),
-        ([{"prefill_ms": 1.0}] * 2, [], "prefill"),
-        ([{}, {}], ["sam"], "prefill"),
-    ],
-)
-def test_a_servers_record_of_schema_2_is_read(times, stages, expected):
-    run = measure(answer(words(12), ended(), (0.0, usage(12))))
-    record = json.loads(run.to_json())
-    record["schema"] = 2
-    record["model"]["server"]["times"] = times
-    spans = record["spans"]
-    spans["stage"] = ["prefill" if stage == "first_token" else stage for stage in spans["stage"]]
-    for stage in stages:
-        for name, column in spans.items():
-            column.append(
-                {"phase": "prefill", "stage": stage, "view": "", "step": None}.get(name, 0)
-            )
-    again = PhaseRun.from_dict(record)
-    assert expected in set(again.spans["stage"])
-    assert again.schema == SCHEMA
-    assert (again["prefill_ms"] is None) == (expected == "first_token")
-    assert again["ttft_ms"] == pytest.approx(run["ttft_ms"])
+@dataclass(frozen=True)
+class OlderServerRecord:
+    """What a record of schema 2 tells of a server, and what its ``prefill`` is then.
+
+    ``times`` are the server's own for each repeat, ``stages`` those of the prefill that it timed.
+    """
+
+    times: list[dict[str, float]] | None
+    stage: str
+    stages: Sequence[str] = ()
 
 
-def entries(*tokens: str) -> dict[str, Any]:
-    return {"choice_logprobs": {"content": [{"token": token, "logprob": -0.5} for token in tokens]}}
-
-
-#: Servers that go on after the limit of 8 tokens: their pieces, the text that is taken, and the
-#: tokens.
-BEYOND: dict[str, tuple[list[Event], str | None, int]] = {
-    "pieces": (words(500, pause=0.0005), "".join(f"w{n} " for n in range(8)), 8),
-    "ids": ([(0.0005, chunk(f"{n} ", **ids(n))) for n in range(500)], "0 1 2 3 4 5 6 7 ", 8),
-    "one chunk of ids": ([(STEP, chunk("x" * 1000, **ids(*range(1000))))], None, 8),
-    "inside a chunk": (
-        [(STEP, chunk("abc", **ids(1, 2, 3), **entries("a", "b", "c")))] * 9,
-        "abcabcab",
-        8,
-    ),
-    "inside a chunk without ids": (
-        [(STEP, chunk("abc", **entries("a", "b", "c")))] * 9,
-        "abcabcab",
-        3,
-    ),
-    "usage in every chunk": (counted_in_every_chunk(3), None, 8),
+OLDER_RECORDS = {
+    "without-times": OlderServerRecord([{}, {}], "first_token"),
+    "no-entry-of-times": OlderServerRecord(None, "first_token"),
+    "times-of-one-repeat": OlderServerRecord([{"prefill_ms": 1.0}, {}], "first_token"),
+    "times-of-both": OlderServerRecord([{"prefill_ms": 1.0}, {"prefill_ms": 1.0}], "prefill"),
+    "with-a-stage": OlderServerRecord([{}, {}], "prefill", ["sam"]),
 }
 
 
-@pytest.mark.parametrize("case", BEYOND)
-def test_no_more_tokens_are_taken_than_were_asked_for(case: str):
-    pieces, text, tokens = BEYOND[case]
-    endless = [*pieces, (30.0, chunk("late"))]
+def of_schema_2(run: PhaseRun, older: OlderServerRecord) -> dict[str, Any]:
+    """The record of a server's answer as versions before 0.3 wrote it."""
+    content = json.loads(run.to_json())
+    content["schema"] = 2
+    content["model"]["server"]["times"] = older.times
+    spans = content["spans"]
+    spans["stage"] = ["prefill" if stage == "first_token" else stage for stage in spans["stage"]]
+    for stage in older.stages:
+        span = {"phase": "prefill", "stage": stage, "view": "", "step": None}
+        for name, column in spans.items():
+            column.append(span.get(name, 0))
+    return content
+
+
+@pytest.mark.parametrize("case", OLDER_RECORDS)
+def test_a_servers_record_of_schema_2_is_read(case: str) -> None:
+    older = OLDER_RECORDS[case]
+    run = measure(counted(words(12), 12))
+
+    again = PhaseRun.from_dict(of_schema_2(run, older))
+
+    assert again.schema == SCHEMA
+    assert older.stage in set(again.spans["stage"])
+    if older.stage == "first_token":
+        assert again["prefill_ms"] is None
+    else:
+        assert again["prefill_ms"] is not None
+    assert again["ttft_ms"] == pytest.approx(run["ttft_ms"])
+
+
+def logprobs_of(*tokens: str) -> dict[str, Any]:
+    """The keyword of `chunk` for the log probabilities of these tokens."""
+    content = [{"token": token, "logprob": -0.5} for token in tokens]
+    return {"choice_logprobs": {"content": content}}
+
+
+@dataclass(frozen=True)
+class Endless:
+    """What a server sends that goes on after the limit of 8 tokens, how many of them are taken, and
+    their text, where it is known.
+    """
+
+    pieces: list[Event]
+    tokens: int = 8
+    text: str | None = None
+
+
+NUMBERS = [(0.0005, chunk(f"{number} ", **ids(number))) for number in range(500)]
+ABC = chunk("abc", **logprobs_of("a", "b", "c"))
+ABC_WITH_IDS = chunk("abc", **ids(1, 2, 3), **logprobs_of("a", "b", "c"))
+BEYOND_THE_LIMIT = {
+    "pieces": Endless(words(500, pause=0.0005), text="w0 w1 w2 w3 w4 w5 w6 w7 "),
+    "ids": Endless(NUMBERS, text="0 1 2 3 4 5 6 7 "),
+    "one chunk of ids": Endless(timed(chunk("x" * 1000, **ids(*range(1000))))),
+    "inside a chunk": Endless(timed(ABC_WITH_IDS) * 9, text="abcabcab"),
+    "inside a chunk without ids": Endless(timed(ABC) * 9, tokens=3, text="abcabcab"),
+    "usage in every chunk": Endless(counted_in_every_chunk(3)),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND_THE_LIMIT)
+def test_no_more_tokens_are_taken_than_were_asked_for(case: str) -> None:
+    endless = BEYOND_THE_LIMIT[case]
+    late = (30.0, chunk("late"))
     settings = SETTINGS | {"max_new_tokens": 8, "repeats": 1}
-    with serving(answer(endless), sleeps=True) as server:
+
+    with serving(answer([*endless.pieces, late]), sleeps=True) as server:
         session = ocr_phases.connect(server.url)
-        begun = time.monotonic()
+        began = time.monotonic()
         run = session.run_inference(PAGE, **settings)
-        waited = time.monotonic() - begun
-    assert waited < 20  # for the late one it would have been 30
-    assert (run["tokens"], run.result.finish_reason) == (tokens, "length")
-    assert text is None or run.text == text
+        waited_s = time.monotonic() - began
+
+    assert waited_s < 20  # for the late one it would have been 30
+    assert run["tokens"] == endless.tokens
+    assert run.result.finish_reason == "length"
+    if endless.text is not None:
+        assert run.text == endless.text
     assert len(run.result.ids) <= 8
     assert check_of(run, "token_limit")[0] == "fail"
     assert "It stopped at the limit of 8 tokens" in verdict(run)
 
 
 @pytest.mark.parametrize(
-    ("reason", "finish"),
-    [
-        ("stop", "eos"),
-        ("length", "length"),
-        (None, "unknown"),
-        ("abort", "abort"),
-        ("x" * 100_000, None),
-    ],
+    ("reason", "finish_reason"),
+    [("stop", "eos"), ("length", "length"), (None, "unknown"), ("abort", "abort")],
 )
-def test_an_answer_ended_as_the_server_says(reason, finish):
-    after = [] if reason is None else [ended(reason)]
-    run = measure(answer(words(12), *after, (0.0, usage(12))))
-    assert finish is None or run.result.finish_reason == finish
-    assert len(run.result.finish_reason or "") < 200
+def test_an_answer_ended_as_the_server_says(reason: str | None, finish_reason: str) -> None:
+    end = [] if reason is None else [ended(reason)]
+
+    run = measure(answer(words(12), *end, at_once(usage(12))))
+
+    assert run.result.finish_reason == finish_reason
     assert ("stopped at the limit" in verdict(run)) == (reason == "length")
     assert "token_limit" not in run.checks.set_index("name").index
 
 
+def test_a_long_reason_to_end_is_cut() -> None:
+    run = measure(answer(words(12), ended("x" * 100_000), at_once(usage(12))))
+
+    assert len(run.result.finish_reason or "") < 200
+    assert "stopped at the limit" not in verdict(run)
+    assert "token_limit" not in run.checks.set_index("name").index
+
+
+WORDS = words(12)
+
+
+def after_odd_event(event: Any) -> list[Event]:
+    """An answer of 12 tokens that begins with this event."""
+    return counted([at_once(event), *WORDS], 12)
+
+
+def with_counts(counts: dict[str, Any]) -> list[Event]:
+    """An answer of 12 tokens whose last event is this one."""
+    return answer(WORDS, ended(), at_once(counts))
+
+
+def with_last_choice(choice: dict[str, Any]) -> list[Event]:
+    """An answer of 12 tokens whose end is this choice."""
+    return answer(WORDS, at_once({"choices": [choice]}), at_once(usage(12)))
+
+
+LOGPROB_NULL = {"content": [{"token": "w ", "logprob": None}]}
 #: What is odd in a stream, and harmless: the events of an answer of 12 tokens.
-ODD: dict[str, list[Event]] = {
-    "usage null": answer([(0.0, chunk("", usage=None)), *words(12)], ended(), (0.0, usage(12))),
-    "prompt_tokens null": answer(words(12), ended(), (0.0, usage(12, None))),
-    "prompt_tokens missing": answer(
-        words(12), ended(), (0.0, {"usage": {"completion_tokens": 12}})
-    ),
-    "details null": answer(words(12), ended(), (0.0, usage(12, prompt_tokens_details=None))),
-    "details of another kind": answer(
-        words(12), ended(), (0.0, usage(12, prompt_tokens_details=[3]))
-    ),
-    "choices null": answer([(0.0, {"choices": None}), *words(12)], ended(), (0.0, usage(12))),
-    "choices missing": answer([(0.0, {"id": "x"}), *words(12)], ended(), (0.0, usage(12))),
-    "delta null": answer(
-        words(12), (0.0, {"choices": [{"delta": None, "finish_reason": "stop"}]}), (0.0, usage(12))
-    ),
-    "delta missing": answer(
-        words(12), (0.0, {"choices": [{"finish_reason": "stop"}]}), (0.0, usage(12))
-    ),
-    "content null": answer([(0.0, delta_of(content=None)), *words(12)], ended(), (0.0, usage(12))),
-    "no DONE": [*words(12), ended(), (0.0, usage(12))],
-    "no DONE and no usage": [*words(12), ended()],
-    "error null": answer([(0.0, chunk("", error=None)), *words(12)], ended(), (0.0, usage(12))),
-    "null": answer([(0.0, "data: null\n\n"), *words(12)], ended(), (0.0, usage(12))),
-    "empty data": answer([(0.0, "data:\n\n"), *words(12)], ended(), (0.0, usage(12))),
-    "logprobs null": answer(
-        [(0.0, chunk("", choice_logprobs=None)), *words(12)], ended(), (0.0, usage(12))
-    ),
-    "logprobs of another kind": answer(
-        [(0.0, chunk("", choice_logprobs={"tokens": ["a"]})), *words(12)], ended(), (0.0, usage(12))
-    ),
-    "logprob null": answer(
-        [(STEP, chunk("w ", choice_logprobs={"content": [{"token": "w ", "logprob": None}]}))] * 12,
+ODD = {
+    "usage null": after_odd_event(chunk("", usage=None)),
+    "prompt_tokens null": with_counts(usage(12, None)),
+    "prompt_tokens missing": with_counts({"usage": {"completion_tokens": 12}}),
+    "details null": with_counts(usage(12, prompt_tokens_details=None)),
+    "details of another kind": with_counts(usage(12, prompt_tokens_details=[3])),
+    "choices null": after_odd_event({"choices": None}),
+    "choices missing": after_odd_event({"id": "x"}),
+    "delta null": with_last_choice({"delta": None, "finish_reason": "stop"}),
+    "delta missing": with_last_choice({"finish_reason": "stop"}),
+    "content null": after_odd_event(delta_of(content=None)),
+    "no DONE": [*WORDS, ended(), at_once(usage(12))],
+    "no DONE and no usage": [*WORDS, ended()],
+    "error null": after_odd_event(chunk("", error=None)),
+    "null": after_odd_event("data: null\n\n"),
+    "empty data": after_odd_event("data:\n\n"),
+    "logprobs null": after_odd_event(chunk("", choice_logprobs=None)),
+    "logprobs of another kind": after_odd_event(chunk("", choice_logprobs={"tokens": ["a"]})),
+    "logprob null": answer(timed(chunk("w ", choice_logprobs=LOGPROB_NULL)) * 12, ended()),
+    "rubbish behind the end": [
+        *WORDS,
         ended(),
-    ),
-    "rubbish behind the end": [*words(12), ended(), (0.0, usage(12)), (0.0, "data: {rubbish\n\n")],
-    "comments and events": answer(
-        [(0.0, "event: message\n"), (0.0, ": ping\n\n"), *words(12)], ended(), (0.0, usage(12))
+        at_once(usage(12)),
+        at_once("data: {rubbish\n\n"),
+    ],
+    "comments and events": counted(
+        [at_once("event: message\n"), at_once(": ping\n\n"), *WORDS], 12
     ),
 }
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_a_harmless_oddity_loses_nothing(case: str, tmp_path: Path):
+def test_a_harmless_oddity_loses_nothing(case: str, tmp_path: Path) -> None:
     run = measure(ODD[case])
+
     assert len(run.result.ids) == 12
     assert run.result.finish_reason == "eos"
     assert run.repeats == [0, 1]
@@ -449,71 +490,88 @@ def test_a_harmless_oddity_loses_nothing(case: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "sentence"),
     [
-        ("CUDA out of memory", "gave up (CUDA out of memory)."),
-        ({"message": "boom"}, "gave up (boom)."),
-        ({"error": {"message": "deep"}}, "gave up (deep)."),
-        ([{"msg": "a field"}], "gave up (a field)."),
-        ({"type": "overloaded"}, "gave up (overloaded)."),
-        (True, "gave up without a reason."),
-        ("x" * 100_000, "gave up (xxx"),
+        pytest.param("CUDA out of memory", "gave up (CUDA out of memory).", id="text"),
+        pytest.param({"message": "boom"}, "gave up (boom).", id="message"),
+        pytest.param({"error": {"message": "deep"}}, "gave up (deep).", id="deep"),
+        pytest.param([{"msg": "a field"}], "gave up (a field).", id="list"),
+        pytest.param({"type": "overloaded"}, "gave up (overloaded).", id="type"),
+        pytest.param(True, "gave up without a reason.", id="no-reason"),
+        pytest.param("x" * 100_000, "gave up (xxx", id="long"),
     ],
 )
-def test_an_error_is_told(error, told):
+def test_an_error_is_told(error: Any, sentence: str) -> None:
     with pytest.raises(ServerFailed) as caught:
-        measure(answer([*words(3), (0.0, {"error": error})]))
-    assert told in str(caught.value)
+        measure(answer([*words(3), at_once({"error": error})]))
+
+    assert sentence in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "sentence"),
     [
-        ({"finish_reason": "error"}, "gave up without a reason."),
-        ({"finish_reason": "error", "error": {"message": "boom"}}, "gave up (boom)."),
-        ({"finish_reason": None, "error": {"code": 502}}, "gave up without a reason."),
+        pytest.param({"finish_reason": "error"}, "gave up without a reason.", id="finish-reason"),
+        pytest.param(
+            {"finish_reason": "error", "error": {"message": "boom"}},
+            "gave up (boom).",
+            id="message",
+        ),
+        pytest.param(
+            {"finish_reason": None, "error": {"code": 502}},
+            "gave up without a reason.",
+            id="code",
+        ),
     ],
 )
-def test_an_error_of_a_choice_is_no_answer(choice, told):
+def test_an_error_of_a_choice_is_no_answer(choice: dict[str, Any], sentence: str) -> None:
     error = {"choices": [{"index": 0, "delta": {}, **choice}]}
+
     with pytest.raises(ServerFailed) as caught:
-        measure(answer([*words(3), (0.0, error)]))
-    assert str(caught.value).endswith(told)
+        measure(answer([*words(3), at_once(error)]))
+
+    assert str(caught.value).endswith(sentence)
+
+
+#: What vLLM counts.
+TIMES_OF_VLLM = (
+    "request_queue_time",
+    "request_prefill_time",
+    "request_decode_time",
+    "time_to_first_token",
+)
 
 
 @pytest.mark.parametrize(
     "value", ["e", "--", "1-2", "1e999", "nan", "inf", "-1", "", "1e400", "0x10", "١"]
 )
-def test_metrics_of_any_content_end_no_measurement(value: str, tmp_path: Path):
-    names = (
-        "request_queue_time",
-        "request_prefill_time",
-        "request_decode_time",
-        "time_to_first_token",
-    )
-    text = "".join(
-        f"vllm:{name}_seconds_{part}{{}} {value}\n" for name in names for part in ("sum", "count")
-    )
-    with serving(answer(words(6), ended(), (0.0, usage(6)))) as server:
-        server.answers["/metrics"] = text.encode() + b"\xff\n{} e\n"
+def test_metrics_of_any_content_end_no_measurement(value: str, tmp_path: Path) -> None:
+    lines = ""
+    for name in TIMES_OF_VLLM:
+        lines += f"vllm:{name}_seconds_sum{{}} {value}\n"
+        lines += f"vllm:{name}_seconds_count{{}} {value}\n"
+
+    with serving(counted(words(6), 6)) as server:
+        server.answers["/metrics"] = lines.encode() + b"\xff\n{} e\n"
         run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+
     PhaseRun.load(run.save(tmp_path / "run.json"))
     assert run["prefill_ms"] is None
 
 
-def test_metrics_are_sums_over_engines():
-    line = 'vllm:request_queue_time_seconds_sum{{engine="{}"}} {}'
-    text = "\n".join(
-        [
-            "# HELP x",
-            line.format(0, 1.5),
-            line.format(1, "2e0"),
-            "vllm:other_seconds_sum{} e",
-            "x y",
-        ]
-    )
-    assert read_metrics(text) == {("request_queue_time", "sum"): 3.5}
+def test_metrics_are_sums_over_engines() -> None:
+    lines = [
+        "# HELP x",
+        'vllm:request_queue_time_seconds_sum{engine="0"} 1.5',
+        'vllm:request_queue_time_seconds_sum{engine="1"} 2e0',
+        "vllm:other_seconds_sum{} e",
+        "x y",
+    ]
+    assert read_metrics("\n".join(lines)) == {("request_queue_time", "sum"): 3.5}
+
+
+# -- what is waited for ----------------------------------------------------------------------------
 
 
 def drip(begin: bytes, part: bytes) -> Callable[[socket.socket], None]:
@@ -539,78 +597,105 @@ def framed(data: bytes) -> bytes:
 
 
 WITH_FIRST = STREAM + framed(FIRST)
-#: Ways to hold a client with a byte now and then; where the first token has come, the answer's time
-#: counts.
-HELD: dict[str, tuple[bytes, bytes, str]] = {
-    "nothing": (b"", b"", "sent no token"),
-    "status line": (b"HTTP/1.1 ", b"2", "sent no token"),
-    "headers": (HEAD, b"X-A: b\r\n", "sent no token"),
-    "one header": (HEAD + b"X-A: ", b"a", "sent no token"),
-    "100 Continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n", "sent no token"),
-    "comments": (STREAM, b"8\r\n: ping\n\n\r\n", "sent no token"),
-    "blank lines": (STREAM, b"1\r\n\n\r\n", "sent no token"),
-    "no line end": (STREAM, b"1\r\nx\r\n", "sent no token"),
-    "roles": (STREAM, framed(b'data: {"choices":[{"delta":{}}]}\n\n'), "sent no token"),
-    "comments after the first token": (
-        WITH_FIRST,
-        b"8\r\n: ping\n\n\r\n",
-        "did not end its answer",
-    ),
-    "trailers": (WITH_FIRST + b"0\r\n", b"X-A: b\r\n", "did not end its answer"),
-    "no end": (HEAD + b"\r\n" + FIRST, b"\n", "did not end its answer"),
+NO_FIRST_TOKEN = "sent no token"
+NO_END = "did not end its answer"
+
+
+@dataclass(frozen=True)
+class Delay:
+    """A way to hold a client with a byte now and then, and what is said of it.
+
+    Where the first token has come, the time of the answer counts.
+    """
+
+    begin: bytes
+    part: bytes
+    sentence: str = NO_FIRST_TOKEN
+
+
+DELAYS = {
+    "nothing": Delay(b"", b""),
+    "status line": Delay(b"HTTP/1.1 ", b"2"),
+    "headers": Delay(HEAD, b"X-A: b\r\n"),
+    "one header": Delay(HEAD + b"X-A: ", b"a"),
+    "100 Continue": Delay(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "comments": Delay(STREAM, b"8\r\n: ping\n\n\r\n"),
+    "blank lines": Delay(STREAM, b"1\r\n\n\r\n"),
+    "no line end": Delay(STREAM, b"1\r\nx\r\n"),
+    "roles": Delay(STREAM, framed(b'data: {"choices":[{"delta":{}}]}\n\n')),
+    "comments after the first token": Delay(WITH_FIRST, b"8\r\n: ping\n\n\r\n", NO_END),
+    "trailers": Delay(WITH_FIRST + b"0\r\n", b"X-A: b\r\n", NO_END),
+    "no end": Delay(HEAD + b"\r\n" + FIRST, b"\n", NO_END),
 }
 
 
-@pytest.mark.parametrize("case", HELD)
-def test_no_server_holds_a_client_for_ever(case: str):
-    begin, part, told = HELD[case]
+@pytest.mark.parametrize("case", DELAYS)
+def test_no_server_holds_a_client_for_ever(case: str) -> None:
+    delay = DELAYS[case]
     # Where a first token has to come in time, a busy machine has twice as long for it.
     limits = {"answer_timeout": 0.8}
-    if told == "sent no token":
+    if delay.sentence == NO_FIRST_TOKEN:
         limits["first_token_timeout"] = 0.4
+
     with serving([], sleeps=True) as server:
-        server.send_raw = drip(begin, part)
+        server.send_raw = drip(delay.begin, delay.part)
         session = ocr_phases.connect(server.url, **limits)
-        with pytest.raises(ServerFailed, match=told):
+        with pytest.raises(ServerFailed, match=delay.sentence):
             session.run_inference(PAGE, **SETTINGS)
 
 
-def test_a_name_that_is_not_found_holds_no_client_for_ever(monkeypatch: pytest.MonkeyPatch):
-    ends = threading.Event()
+NAME_UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    def never_answers(*_: Any, **__: Any) -> Any:
-        ends.wait(20.0)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", never_answers)
-    begun = time.monotonic()
+def test_a_name_that_is_not_found_holds_no_client_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_over = threading.Event()
+
+    def find_slowly(*_: Any, **__: Any) -> Any:
+        is_over.wait(20.0)
+        raise NAME_UNKNOWN
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_slowly)
+    began = time.monotonic()
     with pytest.raises(ServerFailed, match=r"sent nothing for 0\.2 s"):
         ocr_phases.connect("http://slow.example:8000/v1", patience=0.2)
-    ends.set()
-    assert time.monotonic() - begun < 10.0
+    is_over.set()
+    assert time.monotonic() - began < 10.0
 
 
-def test_a_name_that_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch):
-    def finds_nothing(*_: Any, **__: Any) -> Any:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+def test_a_name_that_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(*_: Any, **__: Any) -> Any:
+        raise NAME_UNKNOWN
 
-    monkeypatch.setattr(socket, "getaddrinfo", finds_nothing)
+    monkeypatch.setattr(socket, "getaddrinfo", find_nothing)
     with pytest.raises(ServerFailed, match="cannot be reached .Name or service not known."):
         ocr_phases.connect("http://no-such-host.example:8000/v1")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "deepseek-ocr"])
-@pytest.mark.parametrize(("told", "expected"), [((), None), (((0.0, usage(12)),), 705)])
-def test_the_length_of_a_prompt_is_what_the_server_tells(model, told, expected, tmp_path: Path):
-    with serving(answer(words(12), ended(), *told)) as server:
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        pytest.param([], None, id="no-count"),
+        pytest.param([at_once(usage(12))], 705, id="a-count"),
+    ],
+)
+def test_the_length_of_a_prompt_is_what_the_server_tells(
+    model: str, counts: list[Event], expected: int | None, tmp_path: Path
+) -> None:
+    with serving(answer(words(12), ended(), *counts)) as server:
         server.models = [model]
         run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.request.prefill_len == again["prefill_len"] == expected
-    assert expected is not None or again.page.text_tokens is None
+    assert again.request.prefill_len == expected
+    assert again["prefill_len"] == expected
+    if expected is None:
+        assert again.page.text_tokens is None
 
 
-def test_a_slow_reason_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_reason_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ocr_phases.engines.client.QUICK_SECONDS", 0.3)
     with serving([], sleeps=True) as server:
         server.send_raw = drip(b'HTTP/1.1 500 No\r\n\r\n{"message": "out of', b" m")
@@ -619,36 +704,42 @@ def test_a_slow_reason_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
             session.run_inference(PAGE, **SETTINGS)
 
 
-def test_a_long_reason_is_read_to_its_first_part():
+def test_a_long_reason_is_read_to_its_first_part() -> None:
+    body = b'{"message":"' + b"a" * 5_000_000
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 500 No\r\n\r\n" + body)
+
     with serving([], sleeps=True) as server:
-        body = b'{"message":"' + b"a" * 5_000_000
-
-        def send(connection: socket.socket) -> None:
-            connection.sendall(b"HTTP/1.1 500 No\r\n\r\n" + body)
-
         server.send_raw = send
         with pytest.raises(ServerFailed, match=r"500") as caught:
             ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+
     assert len(str(caught.value)) < 500
 
 
-def test_silent_metrics_are_waited_for_a_little(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ocr_phases.engines.client._quick", lambda path, seconds=0: quick(path))
+def test_silent_metrics_are_waited_for_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_deadline(path: str, seconds: float = 0) -> Deadline:
+        return Deadline(0.2, f"did not answer {path}")
 
-    def quick(path: str) -> Any:
-        return ocr_phases.engines.client.Deadline(0.2, f"did not answer {path}")
+    monkeypatch.setattr("ocr_phases.engines.client._quick", short_deadline)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        _, port = silent.getsockname()
+        with pytest.raises(ServerFailed, match=r"did not answer /v1/models"):
+            ocr_phases.connect(f"http://127.0.0.1:{port}/v1")
 
-    silenced = pytest.raises(ServerFailed, match=r"did not answer /v1/models")
-    with socket.create_server(("127.0.0.1", 0)) as silent, silenced:
-        ocr_phases.connect(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
 
-
-def test_long_lists_are_cut_where_they_are_shown():
+def test_a_long_list_of_models_is_cut_where_it_is_shown() -> None:
     with serving([], sleeps=True) as server:
         server.models = [f"model-{number}-{'x' * 500}" for number in range(2_000)]
         with pytest.raises(OcrPhasesError, match=r"and 1,995 more: name one of these") as caught:
             ocr_phases.connect(server.url)
-        assert len(str(caught.value)) < 1_000
+
+    assert len(str(caught.value)) < 1_000
+
+
+def test_a_server_without_a_model_is_refused() -> None:
+    with serving([], sleeps=True) as server:
         server.models = []
         with pytest.raises(OcrPhasesError, match="serves no model"):
             ocr_phases.connect(server.url)
@@ -656,40 +747,53 @@ def test_long_lists_are_cut_where_they_are_shown():
 
 @pytest.mark.parametrize("name", ["patience", "first_token_timeout", "answer_timeout"])
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), 1e30])
-def test_a_wait_is_a_number_of_seconds(name: str, seconds: float):
+def test_a_wait_is_a_number_of_seconds(name: str, seconds: float) -> None:
     with pytest.raises(OcrPhasesError, match=name):
         ocr_phases.connect("http://127.0.0.1:9/v1", **{name: seconds})
 
 
-def test_the_command_line_takes_both_limits(capsys, tmp_path: Path):
+def test_the_command_line_takes_both_limits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with serving([], sleeps=True) as server:
         server.send_raw = drip(STREAM, b"8\r\n: ping\n\n\r\n")
-        options = ["--server", server.url, "--first-token-timeout", "0.3", "--answer-timeout", "1"]
-        assert main(["profile", str(PAGE), *options, "--save", str(tmp_path / "run.json")]) == 2
+        command = ["profile", str(PAGE), "--server", server.url]
+        command += ["--first-token-timeout", "0.3", "--answer-timeout", "1"]
+        code = main([*command, "--save", str(tmp_path / "run.json")])
+
+    assert code == 2
     assert "sent no token within 0.3 s" in capsys.readouterr().err
+
+
+def test_a_loaded_model_has_no_limit_of_an_answer() -> None:
     assert main(["profile", str(PAGE), "--model", "tiny", "--answer-timeout", "1"]) == 2
 
 
-@pytest.mark.parametrize("case", [*TOGETHER])
-def test_a_load_counts_tokens_by_usage(case: str):
-    events, tokens = TOGETHER[case]
-    with serving(events) as server:
+# -- a load test -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_a_load_counts_tokens_by_usage(case: str) -> None:
+    tokens = TOGETHER[case].tokens
+    with serving(TOGETHER[case].events) as server:
         session = ocr_phases.connect(server.url)
         result = session.load_test(PAGE, (1,), requests=2, max_new_tokens=64)
-    row = result.table.iloc[0]
+
+    level = result.table.iloc[0]
+    came_at_once = case in ("a proxy that holds all back", "one chunk")
     assert result.asked["tokens"].tolist() == [tokens, tokens]
     assert result.table["inter_token_p50_ms"].isna().all()
-    assert row["ntpot_p50_ms"] > 0 and row["tokens_per_s"] > 0
-    held = case in ("a proxy that holds all back", "one chunk")
-    assert result.table["ttft_p50_ms"].isna().all() == held
+    assert level["ntpot_p50_ms"] > 0
+    assert level["tokens_per_s"] > 0
+    assert result.table["ttft_p50_ms"].isna().all() == came_at_once
     result._repr_mimebundle_()
 
 
-def test_a_load_without_counts_has_no_rate():
+def test_a_load_without_counts_has_no_rate() -> None:
     with serving(answer(words(12), ended())) as server:
-        result = ocr_phases.connect(server.url).load_test(
-            PAGE, (1, 2), requests=2, max_new_tokens=64
-        )
+        session = ocr_phases.connect(server.url)
+        result = session.load_test(PAGE, (1, 2), requests=2, max_new_tokens=64)
+
     columns = ["tokens_per_s", "inter_token_p50_ms", "ntpot_p50_ms"]
     assert result.table[columns].isna().all(axis=None)
     assert (result.table["pages_per_min"] > 0).all()

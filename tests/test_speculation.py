@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ TOKEN_IDS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
 
 
 def published_guess(ids: list[int], most: int, longest: int) -> list[int]:
-    """Prompt lookup as it is published, over a text of one letter a token: written anew."""
-    text = "".join(map(str, ids))
+    """What prompt lookup guesses as it is published, over a text of one digit a token.
+
+    Up to ``most`` tokens follow the ids; up to ``longest`` of their last ones are looked up.
+    """
+    text = "".join(str(token) for token in ids)
     for size in range(min(longest, len(text) - 1), 0, -1):
         place = text.find(text[-size:])
         if place < len(text) - size:
@@ -41,7 +45,8 @@ def right_guesses(guessed: list[int], actual: list[int]) -> int:
 def test_the_guesses_and_what_is_kept_are_those_of_the_published_rule(
     ids: list[int], most: int, longest: int
 ) -> None:
-    place = 1
+    place = 1  # the prefill made the first token
+
     for step in speculate(ids, most, longest):
         guessed = published_guess(ids[:place], most, longest)
         right = right_guesses(guessed, ids[place:])
@@ -50,102 +55,146 @@ def test_the_guesses_and_what_is_kept_are_those_of_the_published_rule(
         assert step.accepted == right
         assert step.tokens == min(right + 1, len(ids) - place)
         place += step.tokens
+
     assert place == len(ids)
 
 
 @pytest.mark.parametrize(
-    ("ids", "draft", "steps"),
+    ("ids", "draft", "tokens_of_steps"),
     [
-        (range(20), 4, [1] * 19),  # nothing repeats
-        ([7] * 21, 4, [1, 2, 2, 4, 5, 5, 1]),  # a loop: guesses grow with the text
-        ([1, 2, 3, 9, 1, 2, 3, 9], 2, [1, 1, 1, 1, 3]),
+        pytest.param(list(range(20)), 4, [1] * 19, id="nothing repeats"),
+        pytest.param([7] * 21, 4, [1, 2, 2, 4, 5, 5, 1], id="guesses grow with a loop"),
+        pytest.param([1, 2, 3, 9, 1, 2, 3, 9], 2, [1, 1, 1, 1, 3], id="a line repeats"),
     ],
 )
 def test_a_step_makes_the_right_guesses_and_one_token_more(
-    ids: list[int], draft: int, steps: list[int]
+    ids: list[int], draft: int, tokens_of_steps: list[int]
 ) -> None:
-    assert [step.tokens for step in speculate(list(ids), draft, 3)] == steps
+    steps = speculate(ids, draft, 3)
+
+    assert [step.tokens for step in steps] == tokens_of_steps
 
 
-def with_ids(run: PhaseRun, ids: list[int]) -> PhaseRun:
-    results = [{"ids": ids, "token_texts": [f"<{each}>" for each in ids], "text": None}]
-    return altered(run, results=results)
+@pytest.fixture(scope="module")
+def receipt() -> PhaseRun:
+    """The shipped record of a receipt, whose device has no known ceilings of its own."""
+    return PhaseRun.load(RUNS / "tiny-receipt.json.gz")
 
 
-def test_the_table_adds_up_and_says_where_guessing_breaks_even() -> None:
-    run = PhaseRun.load(RUNS / "tiny-receipt.json.gz")
-    table = run.speculation(draft=6)
+def test_the_rows_of_the_regions_add_up_to_the_last_one(receipt: PhaseRun) -> None:
+    table = receipt.speculation(draft=6)
+
     assert tuple(table.columns) == SPECULATION_COLUMNS
     *regions, total = table.to_dict("records")
-    steps = speculate(run.results[0].ids, 6, 3)
-    assert total["label"] == "all"
     assert len(regions) > 2
-    assert total["tokens"] == len(run.results[0].ids) - 1
-    assert total["tokens"] == sum(step.tokens for step in steps)
+    assert total["label"] == "all"
+    assert total["tokens"] == len(receipt.results[0].ids) - 1
     for name in ("tokens", "steps", "drafted_steps", "drafted", "accepted"):
         assert sum(row[name] for row in regions) == total[name]
+
+
+def test_the_table_says_where_guessing_breaks_even(receipt: PhaseRun) -> None:
+    steps = speculate(receipt.results[0].ids, 6, 3)
     drafted = [step for step in steps if step.drafted]
-    assert total["break_even"] == pytest.approx(np.mean([step.tokens for step in drafted]))
+    plain_steps = len(steps) - len(drafted)
+
+    total = receipt.speculation(draft=6).iloc[-1]
+
+    assert total["steps"] == len(steps)
+    assert total["tokens"] == sum(step.tokens for step in steps)
     assert total["acceptance"] == total["accepted"] / total["drafted"]
-    plain = total["steps"] - len(drafted)
-    time = plain + len(drafted) * total["verify_cost"]
-    assert total["speedup"] == pytest.approx(total["tokens"] / time)
+    assert total["break_even"] == pytest.approx(np.mean([step.tokens for step in drafted]))
+    time_with_guesses = plain_steps + len(drafted) * total["verify_cost"]
+    assert total["speedup"] == pytest.approx(total["tokens"] / time_with_guesses)
     # At the cost that breaks even, decoding takes as long as without a guess.
-    assert plain + len(drafted) * total["break_even"] == pytest.approx(total["tokens"])
+    time_at_break_even = plain_steps + len(drafted) * total["break_even"]
+    assert time_at_break_even == pytest.approx(total["tokens"])
+
+
+def verify_cost(strategy: str) -> float:
+    """What checking guesses costs on an H200 with this strategy, in steps."""
+    run = PhaseRun.load(RUNS / f"h200-invoice-{strategy}.json.gz")
+    return run.speculation(draft=10)["verify_cost"].iloc[-1]
 
 
 def test_checking_costs_more_the_less_else_a_step_does() -> None:
     """Of a compiled step most is weights: other experts make it dearer, an eager one not."""
-    costs = {}
-    for strategy in ("eager", "cuda_graph", "compiled"):
-        run = PhaseRun.load(RUNS / f"h200-invoice-{strategy}.json.gz")
-        costs[strategy] = run.speculation(draft=10)["verify_cost"].iloc[-1]
-    assert 1.0 < costs["eager"] < 1.1 < costs["cuda_graph"] < costs["compiled"] < 3.0
+    eager = verify_cost("eager")
+    captured = verify_cost("cuda_graph")
+    compiled = verify_cost("compiled")
+
+    assert 1.0 < eager < 1.1
+    assert 1.1 < captured < compiled
+    assert compiled < 3.0
 
 
 def test_the_cost_of_checking_is_measured_by_a_batch() -> None:
     run = make_run()
-    batch = paced(run, 1.5, stage="decode_step")
-    batch = altered(batch, results=[*batch.results] * 3)
+    slower = paced(run, 1.5, stage="decode_step")
+    batch = altered(slower, results=[*run.results] * 3)
+
     table = run.speculation(draft=2, verified_by=batch)
+
     ratio = batch["inter_token_ms"] / run["inter_token_ms"]
     assert table["verify_cost"].iloc[-1] == pytest.approx(ratio)
 
 
-def test_without_a_floor_the_cost_of_checking_is_unknown() -> None:
-    tiny = PhaseRun.load(RUNS / "tiny-receipt.json.gz")
-    unknown = altered(tiny, device={"name": "another", "ceilings": None})
-    assert unknown.speculation()[["verify_cost", "speedup"]].isna().all(axis=None)
+def test_without_a_floor_the_cost_of_checking_is_unknown(receipt: PhaseRun) -> None:
+    unknown_device = altered(receipt, device={"name": "another", "ceilings": None})
+
+    table = unknown_device.speculation()
+
+    assert table["verify_cost"].isna().all()
+    assert table["speedup"].isna().all()
 
 
-def test_what_cannot_be_guessed_is_refused() -> None:
-    run = make_run()
-    pieces = altered(run, results=[{"ids": [0], "token_texts": ["a"], "text": "a", "pieces": True}])
-    for wrong in (
-        lambda: run.speculation(draft=0),
-        lambda: run.speculation(longest=0),
-        lambda: run.speculation(draft=3, verified_by=run),
-        lambda: run.speculation(row=4),
-        pieces.speculation,
-    ):
-        with pytest.raises(OcrPhasesError):
-            wrong()
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"draft": 0}, id="no token is guessed"),
+        pytest.param({"longest": 0}, id="nothing is looked up"),
+        pytest.param({"draft": 3, "verified_by": make_run()}, id="checked by a batch of one row"),
+        pytest.param({"row": 4}, id="no such row"),
+    ],
+)
+def test_guesses_that_cannot_be_made_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OcrPhasesError):
+        make_run().speculation(**options)
+
+
+def test_guesses_over_pieces_of_text_that_are_no_tokens_are_refused() -> None:
+    piece = {"ids": [0], "token_texts": ["a"], "text": "a", "pieces": True}
+    run = altered(make_run(), results=[piece])
+
+    with pytest.raises(OcrPhasesError):
+        run.speculation()
 
 
 def test_a_text_of_one_token_has_no_step() -> None:
-    table = with_ids(make_run(max_tokens=1), [5]).speculation()
+    one_token = {"ids": [5], "token_texts": ["<5>"], "text": None}
+    run = altered(make_run(max_tokens=1), results=[one_token])
+
+    table = run.speculation()
+
     assert table["tokens"].tolist() == [0]
     assert table["speedup"].isna().all()
 
 
-def test_profile_says_it_after_a_measurement(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_profile_says_after_a_measurement_whether_guessing_would_pay(
+    receipt: PhaseRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = PhaseRun.load(RUNS / "tiny-receipt.json.gz")
-    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **__: run)
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **__: receipt)
     command = ["profile", str(PAGES / "receipt.png"), "--save", str(tmp_path / "run.json")]
+
     assert main([*command, "--speculate", "4", "--json"]) == 0
+
     printed = json.loads(capsys.readouterr().out)
-    rows = run.speculation(4).to_json(orient="records", double_precision=15)
+    rows = receipt.speculation(4).to_json(orient="records", double_precision=15)
     assert printed["speculation"] == json.loads(rows)
+
+
+def test_a_dry_run_has_no_tokens_to_guess() -> None:
     assert main(["profile", "--dry-run", "--speculate", "4"]) == 2

@@ -84,7 +84,7 @@ def region_parts(run: Record) -> list[Html | Figure]:
             parts.append(plot_region_types(run, row))
         types = table_html(
             type_table(table),
-            caption="What each type of region cost to write",
+            caption="Decode time of each type of region",
             headings={**_HEADINGS, "label": ("type", "")},
             missing=_MISSING,
         )
