@@ -101,9 +101,9 @@ class ApprovedRecord:
         pattern = "N of N checks passed"
         words = {
             "fail": "failed",
-            "noisy": "found noise",
-            "note": "noted something",
-            "n/a": "had no data",
+            "noisy": "found it noisy",
+            "note": "left a note",
+            "n/a": "do not apply or have no data",
         }
         for verdict, word in words.items():
             if verdict in verdicts:

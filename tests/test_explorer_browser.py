@@ -238,7 +238,7 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel, view)
     panel.mouse.move(*curve_point(0.6), steps=5)
     panel.mouse.up()
     said = panel.inner_text(".opv-readout")
-    assert re.match(r"Tokens .* (ms|s), .* % of the decode", said)
+    assert re.match(r"Tokens .* (ms|s), .* % of the time of all tokens", said)
     assert view.locator(".opv-token.opv-also").count() > 30
     assert view.locator(".opv-region.opv-also").count() >= 1
     panel.focus(".opv-scrubber")

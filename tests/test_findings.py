@@ -137,9 +137,9 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
     assert int(passed) + sum(counts.values()) == int(total) == len(rules)
     words = {
         "failed": "fail",
-        "found noise": "noisy",
-        "noted something": "note",
-        "had no data": "n/a",
+        "found it noisy": "noisy",
+        "left a note": "note",
+        "do not apply or have no data": "n/a",
     }
     for word, count in counts.items():
         assert count == sum(check.verdict == words[word] for check in rules)
@@ -151,10 +151,10 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
         ({}, "No check failed.", "but"),
         ({"repeat_spread": "noisy"}, "but the machine was busy (repeat spread).", "ceilings"),
         ({"busy_host": "noisy"}, "but the machine was busy (busy host).", "ceilings"),
-        ({"impossible_values": "noisy"}, "but its ceilings are wrong (impossible values).", "busy"),
+        ({"impossible_values": "noisy"}, "but a ceiling of the device was measured", "busy"),
         (
             {"busy_host": "noisy", "impossible_values": "noisy"},
-            "(busy host) and its ceilings are wrong",
+            "(busy host) and a ceiling of the device was measured wrongly",
             "correct",
         ),
         (
@@ -162,7 +162,7 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
             "these checks failed: parity.",
             "No check failed",
         ),
-        ({"parity": "note"}, "Look at: parity.", "busy"),
+        ({"parity": "note"}, "Read the notes of: parity.", "busy"),
     ],
 )
 def test_what_noise_spoils_is_named(verdicts, told, untold):
@@ -174,7 +174,8 @@ def test_what_noise_spoils_is_named(verdicts, told, untold):
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_ceiling_does_not_make_the_machine_busy(name):
     warning = noise_warning(WRONG[name])
-    assert warning.startswith("The ceilings are wrong: ") and "busy" not in warning
+    assert warning.startswith("A ceiling of the device was measured wrongly: ")
+    assert "busy" not in warning
 
 
 # -- digits ----------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def test_more_than_the_hardware_can_do_is_marked_in_its_cell(name):
     for shown in (floors_section(run).html(), frame_html(run.floors)):
         text = seen(shown)
         assert text.count("⚠ above 100 %") == above > 0
-        assert "No stage does more than its hardware can" in text
+        assert "No stage can do more than its hardware" in text
     assert str(run.floors).count("⚠ above 100 %") == above
 
 

@@ -152,7 +152,7 @@ def test_a_damaged_model_is_not_measured_correctly(
 def test_a_sound_model_passes(session: OCRSession, options: dict[str, Any]) -> None:
     check = finite_logits(session.run_inference(RECEIPT, **FIVE_TOKENS, **options))
     assert check.verdict == "pass"
-    assert check.measured == "those of 5 tokens checked"
+    assert check.measured == "the logits of 5 tokens checked"
 
 
 @pytest.mark.parametrize("one_shot", [False, True], ids=["eager", "generate"])

@@ -51,26 +51,26 @@ SIZES = {"s": 1e3, "%": 0.01, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 #: What is shown, with the name of each number in angle brackets; Q is a number without a name.
 SHOWN = r"""
 Inter-token latency <inter_token_ms> median; p90 <inter_token_ms_p90>, p99 <inter_token_ms_p99>
-A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms>
+A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms>,
 ^vision <vision_ms>$
 ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> per profiled step
 of the <page_ms> that
 decode decode step <inter_token_ms> <step_floor_ms> <times_floor> memory bandwidth
 prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:compute|memory)
-prefill or more <stage_coverage>
-Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats>
+at least 97 % of the prefill <stage_coverage>
+Each decode step: median <inter_token_ms> of <steps_of_all_repeats> steps
 decode whole phase 1 <decode_ms>
 vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share>
 prefill whole phase 1 <prefill_ms>
 [Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms>
 prepare whole phase 1 <prepare_ms>
-tokenised again: <text_tokens> tokens, a ratio of <compression_ratio>
+counts those tokens: <text_tokens>, a ratio of <compression_ratio>
 Time to first token <ttft_ms> prepare
 <decode_peak_bytes> in decode, <prefill_peak_bytes> in the prefill
 Decode <decode_ms> <decode_steps> steps?
 15 decode steps (?:in|out of) range: <prefill_in_steps> steps
 generate\(\) read this page in <generate_ms>\.
-<tokens> generated tokens from <valid_image_tokens> valid
+<tokens> generated tokens from <valid_image_tokens> image tokens
 Prefill <prefill_ms> <prefill_len> prompt tokens
 Vision share <vision_share> <vision_ms> of the prefill's <prefill_ms>
 a compression ratio of <generated_compression_ratio>

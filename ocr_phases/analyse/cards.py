@@ -98,11 +98,11 @@ def _note(run: Record, name: str, figures: dict[str, Any]) -> str:
             p90 = ms_text(figures["inter_token_ms_p90"])
             return f"median; p90 {p90}, p99 {ms_text(figures['inter_token_ms_p99'])}"
         case "ntpot_ms":
-            return f"mean: the whole answer over {tokens_text(run)}"
+            return f"mean: time of the whole answer / {tokens_text(run)}"
         case "tokens_per_s":
             rows = len(run.results)
-            what = "tokens" if rows == 1 else f"{rows} rows together,"
-            return f"mean: {what} over the whole decode"
+            what = "" if rows == 1 else f" of {rows} rows together"
+            return f"mean{what} over the whole decode phase"
         case "peak_bytes":
             return f"in {_peak_phase(run)}"
         case "pages_per_hour":

@@ -120,7 +120,7 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
         return Verdict("fail", f"{names} ran in {vision['step'].nunique()} steps and took {took}")
     evidence = []
     if run.model.strategy == "eager":  # only eager steps have spans of their stages
-        evidence.append(f"no vision span among {len(decode):,} of decode")
+        evidence.append(f"none of the {len(decode):,} spans of decode is of a vision stage")
     if has_kernels(run):
         seen = vision_in_decode(run)
         if seen.ran:
@@ -148,7 +148,7 @@ def _cache_linear(run: Record) -> Verdict:
         if size != (count or 0) * bytes_per_token:
             wrong_sizes += 1
     if wrong_sizes:
-        return Verdict("fail", f"{text}; {wrong_sizes} of {len(sizes)} off the line")
+        return Verdict("fail", f"{text}; {wrong_sizes} of {len(sizes)} sizes differ from that")
     return Verdict("pass", text)
 
 
@@ -181,7 +181,7 @@ def _decode_memory(run: Record) -> Verdict:
 def _stage_coverage(run: Record) -> Verdict:
     coverage = summary(run)["stage_coverage"]
     if coverage is None:
-        return Verdict("n/a", "there is no prefill, or nobody timed its stages")
+        return Verdict("n/a", "there is no prefill, or its stages were not timed")
     text = f"{coverage * 100:.1f} %"
     if coverage > _OVERLAP:
         text += ": stages overlap, so one is counted twice"
@@ -196,7 +196,8 @@ def _undeclared(run: Record) -> str:
     overlapping = overlapping_stages(run)
     added = [name for name in undeclared_stages(run) if name not in overlapping]
     if added:
-        text += f"; nobody said what {', '.join(added)} is: it is in this sum, in no time of vision"
+        names = ", ".join(added)
+        text += f"; it is unknown what {names} is: it is in this sum, but in no time of vision"
     if overlapping:
         text += f"; {', '.join(overlapping)} overlaps other stages, so it is in no sum"
     return text
@@ -340,13 +341,15 @@ def _repetition_loop(run: Record) -> Verdict:
 def _expected_parity(run: Record) -> str:
     """In 16 bits two tokens may tie, so the texts may differ from there on."""
     if run.request.autocast or run.model.dtype != "float32":
-        return "the tokens of generate(), or a tie where they first differ"
-    return "the tokens of generate(), all of them"
+        return "the same tokens as generate(), or a tie where they first differ"
+    return "the same tokens as generate()"
 
 
 def _expected_host_syncs(run: Record) -> str:
-    every = count_text(run.request.eos_check_every or 1, "step")
-    return f"one wait every {every}, for the end token"
+    every = run.request.eos_check_every or 1
+    if every == 1:
+        return "one wait in each step, to read the end token"
+    return f"one wait every {every} steps, to read the end token"
 
 
 # -- the rules ----------------------------------------------------------------------------------
@@ -358,12 +361,12 @@ _EVERY_RECORD = (
         title="parity",
         expected=_expected_parity,
         why=(
-            "Times are meaningless if this loop computes something other than the model's "
+            "The times mean nothing if this package computes something else than the model's own "
             "generate()."
         ),
         fix=(
-            "Compare greedy runs in float32. Where settings are named here, compare without "
-            "them. Then look at the checks below: they show a wrong mask or cache."
+            "Compare greedy runs in float32, and without the settings that are named here. Then "
+            "look at the checks below, which show a wrong mask or cache."
         ),
     ),
     Rule(
@@ -371,62 +374,62 @@ _EVERY_RECORD = (
         title="repeats agree",
         expected="every repeat generates the same tokens",
         why="Medians over repeats are valid only if every repeat did the same work.",
-        fix="Use greedy decoding or a fixed seed; in 16 bits, ask for deterministic kernels.",
+        fix="Use greedy decoding or a fixed seed. In 16 bits, use deterministic kernels.",
     ),
     Rule(
         name="finite_logits",
         title="finite logits",
         expected="the model's logits are finite, and not all equal",
         why=(
-            "Of NaN, infinite or equal logits the choice of a token is arbitrary: the text has "
-            "nothing to do with the page."
+            "If logits are NaN, infinite or all equal, the choice of a token is arbitrary, and the "
+            "text has nothing to do with the page."
         ),
         fix=(
             "Look for NaN, infinite or zero weights. float16 overflows where bfloat16 or "
-            "float32 does not: load with one of those."
+            "float32 does not: load the model with one of those."
         ),
     ),
     Rule(
         name="repeat_spread",
         title="repeat spread",
         expected=(
-            "prefill and decode step deviate by at most 5 % over the repeats; above 10 % is noisy"
+            "prefill and decode step vary by at most 5 % over the repeats (above 10 %: noisy)"
         ),
         why=(
-            "Equal repeats differ because of the machine, not the model. Their median may be "
-            "just as far off."
+            "Repeats of the same work differ because of the machine, not because of the model. "
+            "Their median may be wrong by as much."
         ),
         fix=(
-            "Close other programs, leave the panel and other cells alone, pin the process "
-            "(taskset) or compute with one CPU thread (--threads 1), let a hot GPU cool, warm "
-            "up, and measure 5 repeats or more."
+            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
+            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
+            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=repeat_spread,
     ),
     Rule(
         name="busy_host",
         title="busy host",
-        expected="no other program uses its cores or its GPU",
-        why="Waiting for a busy core and reduced clocks lengthen every time in this record.",
+        expected="no other program uses the same cores or the same GPU",
+        why="Waiting for a busy core, or a reduced clock rate, makes every time here longer.",
         fix=(
-            "Close other programs, leave the panel and other cells alone, pin the process "
-            "(taskset) or compute with one CPU thread (--threads 1), let a hot GPU cool, warm "
-            "up, and measure 5 repeats or more."
+            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
+            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
+            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=busy_host,
     ),
     Rule(
         name="impossible_values",
         title="impossible values",
-        expected="no MFU or MBU above 100 %, ceilings near the datasheet's",
+        expected="no MFU or MBU above 100 %, and ceilings near those of the datasheet",
         why=(
-            "No stage exceeds its hardware: another program slowed the measurement of a ceiling"
-            " (see How it was measured)."
+            "No stage can do more than its hardware. Probably another program slowed the "
+            "measurement of a ceiling (see How it was measured), and then the floors are wrong."
         ),
         fix=(
-            "Close other programs, leave the panel and other cells alone, pin the process "
-            "(taskset) or compute with one CPU thread (--threads 1), let a hot GPU cool, warm "
-            "up, and measure 5 repeats or more."
+            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
+            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
+            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=impossible_values,
     ),
@@ -434,24 +437,27 @@ _EVERY_RECORD = (
         name="eval_mode",
         title="eval mode",
         expected="the model is in eval mode in every forward",
-        why="Training mode turns on dropout and may take other code paths.",
-        fix="Call model.eval() after loading, and again after anything that trained.",
+        why="Training mode turns on dropout, and the model may then run other code.",
+        fix="Call model.eval() after loading, and again after each training.",
     ),
     Rule(
         name="gradients_off",
         title="gradients off",
         expected="no forward tracks gradients",
-        why="Tracking costs time and keeps every activation, so memory grows with each step.",
+        why="Tracking them costs time and keeps every activation, so memory grows with each step.",
         fix="Run under torch.no_grad() or torch.inference_mode().",
     ),
     Rule(
         name="single_token_steps",
         title="one token per decode step",
         expected="one token per row in each decode step",
-        why="A wider step recomputes cached tokens, and makes the vendor's class run vision.",
+        why=(
+            "A step with several tokens recomputes cached ones, and makes the vendor's class run "
+            "the vision encoders again."
+        ),
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token per step: "
-            "input ids of shape [B, 1]."
+            "Pass images to the prefill only. In decode steps pass None (or nothing) for them, and "
+            "one token per row: input ids of shape [B, 1]."
         ),
     ),
     Rule(
@@ -459,12 +465,12 @@ _EVERY_RECORD = (
         title="no image arguments in decode",
         expected="every image argument is None in decode",
         why=(
-            "The cache holds the page already. Vision in decode is the costliest mistake: every"
-            " token pays for its stages again."
+            "The cache already holds the page. If vision runs in decode, every token pays for the "
+            "vision stages again."
         ),
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token per step: "
-            "input ids of shape [B, 1]."
+            "Pass images to the prefill only. In decode steps pass None (or nothing) for them, and "
+            "one token per row: input ids of shape [B, 1]."
         ),
     ),
     Rule(
@@ -472,20 +478,20 @@ _EVERY_RECORD = (
         title="vision in prefill only",
         expected="no span of a vision stage in decode",
         why=(
-            "The cache holds the page already. Vision in decode is the costliest mistake: every"
-            " token pays for its stages again."
+            "The cache already holds the page. If vision runs in decode, every token pays for the "
+            "vision stages again."
         ),
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token per step: "
-            "input ids of shape [B, 1]."
+            "Pass images to the prefill only. In decode steps pass None (or nothing) for them, and "
+            "one token per row: input ids of shape [B, 1]."
         ),
         judge=_vision_in_prefill_only,
     ),
     Rule(
         name="cache_reused",
         title="cache reused",
-        expected="one KV cache through all steps",
-        why="A new cache in a step recomputes all earlier tokens and doubles the memory.",
+        expected="all steps use one KV cache",
+        why="With a new cache, a step recomputes all earlier tokens and needs twice the memory.",
         fix=(
             "Pass the cache of the last call to the next one, with use_cache=True. Do not crop,"
             " copy or share it."
@@ -494,7 +500,7 @@ _EVERY_RECORD = (
     Rule(
         name="cache_growth",
         title="cache growth",
-        expected="one more entry per step, until a window is full",
+        expected="one more entry per step, until a sliding window is full",
         why="Any other growth means that entries are lost, doubled or misplaced.",
         fix=(
             "Pass the cache of the last call to the next one, with use_cache=True. Do not crop,"
@@ -504,15 +510,18 @@ _EVERY_RECORD = (
     Rule(
         name="cache_linear",
         title="cache size per token",
-        expected="cache bytes are entries times a constant",
+        expected="the bytes of the cache are its entries times a constant",
         why="Any other growth means that entries are lost, doubled or misplaced.",
-        fix="Look at the cache class: each step stores more than the keys and values of one token.",
+        fix=(
+            "Look at the class of the cache: a step stores more, or less, than the keys and values "
+            "of one token."
+        ),
         judge=_cache_linear,
     ),
     Rule(
         name="attention_mask",
         title="attention mask",
-        expected="2-D, on the model's device, one more column per step",
+        expected="it is 2-D, on the model's device, and has one more column per step",
         why=(
             "A mask of another shape hides the newest token, attends to padding, or makes the "
             "model build a wrong causal mask."
@@ -534,12 +543,12 @@ _EVERY_RECORD = (
         title="image mask",
         expected="the image mask marks exactly the image tokens, as many as the views need",
         why=(
-            "The mask places the features: too few, too many or shifted, they are misplaced, "
-            "without an error in some versions."
+            "The mask says where the image features go. If they are too few, too many or shifted, "
+            "they go to wrong places, and some versions raise no error."
         ),
         fix=(
-            "Pack the prompt with this model's image token, one <image> a page, for the preset "
-            "that the page was cut by."
+            "Pack the prompt with this model's image token, with one <image> per page, and for the "
+            "preset that the page was cut with."
         ),
     ),
     Rule(
@@ -547,18 +556,18 @@ _EVERY_RECORD = (
         title="one feature per image token",
         expected="one projector vector per image token",
         why=(
-            "The mask places the features: too few, too many or shifted, they are misplaced, "
-            "without an error in some versions."
+            "The mask says where the image features go. If they are too few, too many or shifted, "
+            "they go to wrong places, and some versions raise no error."
         ),
         fix=(
-            "Pack the prompt with this model's image token, one <image> a page, for the preset "
-            "that the page was cut by."
+            "Pack the prompt with this model's image token, with one <image> per page, and for the "
+            "preset that the page was cut with."
         ),
     ),
     Rule(
         name="prompt_tokens",
         title="prompt tokens",
-        expected="the prompt's tokens decode back to the prompt",
+        expected="decoding the tokens of the prompt gives the prompt",
         why="A tokenizer that loses spaces or adds tokens changes the prompt.",
         fix=(
             "Load tokenizer.json itself: some versions of transformers rebuild this tokenizer "
@@ -570,20 +579,21 @@ _EVERY_RECORD = (
         title="dtype of the norm layers",
         expected="every norm layer has the model's dtype, without autocast",
         why=(
-            "Autocast switches dtypes between layers: it changes logits and adds casts before "
-            "many kernels."
+            "Autocast changes the dtype between layers. That changes the logits, and adds a cast "
+            "before many kernels."
         ),
         fix="Load the weights in the dtype you want, without autocast.",
     ),
     Rule(
         name="decode_memory",
         title="decode memory",
-        expected="decode peaks no higher than the prefill",
+        expected="the peak of decode is no higher than that of the prefill",
         why=(
-            "The prefill holds all activations of the prompt and the page; decode adds one token's."
+            "The prefill holds all activations of the prompt and the page, and a decode step "
+            "those of one token."
         ),
         fix=(
-            "Look for a cache that is not reused, gradients, or a mask that grows in two "
+            "Look for a cache that is not reused, for gradients, or for a mask that grows in two "
             "dimensions."
         ),
         judge=_decode_memory,
@@ -591,11 +601,11 @@ _EVERY_RECORD = (
     Rule(
         name="stage_coverage",
         title="stage coverage",
-        expected="the stages add up to 97 % of the prefill or more",
+        expected="the stages add up to at least 97 % of the prefill",
         why="This report cannot explain time outside the stages.",
         fix=(
-            "Look for work between the stages: masks, copies, host syncs. On a busy machine, "
-            "measure again."
+            "Look for work between the stages, such as masks, copies and host syncs. If the "
+            "machine was busy, measure again."
         ),
         judge=_stage_coverage,
     ),
@@ -603,20 +613,23 @@ _EVERY_RECORD = (
         name="host_syncs",
         title="host syncs",
         expected=_expected_host_syncs,
-        why="Each further host sync delays the launches of the next step.",
-        fix="Read tokens only at EOS checks; raise eos_check_every for fewer syncs.",
+        why="In each further host sync the host waits for the GPU, so the next step starts later.",
+        fix=(
+            "Read tokens only where the end token is looked for. A larger eos_check_every makes "
+            "fewer syncs."
+        ),
     ),
     Rule(
         name="decode_trend",
         title="decode trend",
-        expected="a step slows down only by the bytes of its cache",
+        expected="a step becomes slower only because its cache has more bytes",
         why=(
-            "Every step reads the whole cache. Further growth means recomputation or a growing "
-            "mask."
+            "Every step reads the whole cache. If a step becomes slower than that explains, "
+            "something is recomputed, or a mask grows."
         ),
         fix=(
-            "Check 'cache reused' and 'mask covers the cache'; then profile one early and one "
-            "late step."
+            "Look at the checks 'cache reused' and 'mask covers the cache', and then profile one "
+            "early and one late step."
         ),
         judge=_decode_trend,
     ),
@@ -624,8 +637,8 @@ _EVERY_RECORD = (
         name="outlier_steps",
         title="outlier steps",
         expected="no step stands out",
-        why="Single slow steps distort means and p99.",
-        fix="Warm up, close other programs, raise eos_check_every; quote medians.",
+        why="Single slow steps distort the mean and the p99.",
+        fix="Warm up, close other programs, raise eos_check_every, and quote medians.",
         judge=_outlier_steps,
     ),
     Rule(
@@ -649,8 +662,8 @@ _EVERY_RECORD = (
             "that of the page."
         ),
         fix=(
-            "Set no_repeat_ngram_size (the published code uses 20 to 35), another preset, or a "
-            "lower limit."
+            "Set no_repeat_ngram_size (the published code uses 20 to 35), take another preset, or "
+            "a lower limit of tokens."
         ),
         judge=_repetition_loop,
     ),
@@ -662,8 +675,8 @@ _SOME_RECORDS = (
     Rule(
         name="interrupted",
         title="interrupted",
-        expected="every repeat, and all that was asked for after them",
-        why="Fewer repeats say less about the spread.",
+        expected="every repeat was measured, and all that was asked for after them",
+        why="With fewer repeats, less is known of their spread.",
         fix="Measure again without stopping it.",
     ),
     Rule(
@@ -682,7 +695,7 @@ _SOME_RECORDS = (
     Rule(
         name="rows_alone",
         title="rows alone",
-        expected="each row of a batch gives what its page gives alone",
+        expected="each row of a batch gives the same tokens as its page alone",
         why=(
             "How the class of this model treats padding is not known, and a row that is changed by"
             " its neighbours has another text."
@@ -705,7 +718,7 @@ _SOME_RECORDS = (
     Rule(
         name="token_times",
         title="token times",
-        expected="one token a chunk, with its id",
+        expected="each chunk of the stream has one token, with its id",
         why="Tokens that arrive together have no times of their own.",
         fix=(
             "Use vLLM without speculative decoding and with --stream-interval 1, and no proxy "
@@ -717,8 +730,8 @@ _SOME_RECORDS = (
         title="token limit",
         expected="no more tokens than were asked for",
         why=(
-            "A server that goes on after the limit was asked for something else than it does: "
-            "its text and times are not those of the request."
+            "If a server goes on after the limit, it does something else than it was asked for, "
+            "and its text and times are not those of the request."
         ),
         fix=(
             "Look for a proxy that drops max_tokens or max_new_tokens, or a server that does "
@@ -730,13 +743,13 @@ _SOME_RECORDS = (
         title="repetition rule",
         expected="no run of tokens that no_repeat_ngram_size forbids",
         why=(
-            "vLLM applies this rule only where its processor is loaded, and says nothing where "
-            "it is not."
+            "vLLM applies this rule only if its logits processor is loaded, and says nothing if it "
+            "is not."
         ),
         fix=(
             "Start vLLM with --logits-processors "
-            "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor, SGLang with "
-            "--enable-custom-logit-processor."
+            "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor, or "
+            "SGLang with --enable-custom-logit-processor."
         ),
     ),
     Rule(
@@ -744,12 +757,12 @@ _SOME_RECORDS = (
         title="server preset",
         expected="as many image tokens as the preset has",
         why=(
-            "Another cut of the page, or a token more or less, is another prompt: its times and"
-            " text are not comparable."
+            "If the page is cut in another way, or if there is a token more or less, it is another "
+            "prompt, and its times and text cannot be compared."
         ),
         fix=(
-            "Choose the preset that the server has. vLLM's is gundam (crop), of at most 6 crops"
-            " instead of 9."
+            "Choose the preset that the server uses. vLLM's is gundam (crop), with at most 6 crops "
+            "instead of 9."
         ),
     ),
     Rule(
@@ -762,8 +775,8 @@ _SOME_RECORDS = (
             "vLLM on a GPU."
         ),
         fix=(
-            "For times by stage start vLLM without cudagraph_mm_encoder: the tuned server is then "
-            "another one."
+            "For the times of the stages, start vLLM without cudagraph_mm_encoder. The server is "
+            "then not the tuned one."
         ),
     ),
     Rule(
@@ -782,7 +795,7 @@ _SOME_RECORDS = (
     Rule(
         name="server_engine",
         title="server engine",
-        expected="the server tells its engine",
+        expected="the server says which engine it is",
         why=(
             "Beyond OpenAI's entries each engine has its own, which are sent only to the engine "
             "that is known to take them."
@@ -792,12 +805,15 @@ _SOME_RECORDS = (
     Rule(
         name="server_prompt",
         title="server prompt",
-        expected="the native class's prompt, token for token",
+        expected="the same prompt as that of the native class, token for token",
         why=(
-            "Another cut of the page, or a token more or less, is another prompt: its times and"
-            " text are not comparable."
+            "If the page is cut in another way, or if there is a token more or less, it is another "
+            "prompt, and its times and text cannot be compared."
         ),
-        fix="A missing BOS: tokenizer.json needs a post-processor that puts it in front.",
+        fix=(
+            "If the BOS is missing, tokenizer.json needs a post-processor that puts it in front of "
+            "the prompt."
+        ),
     ),
 )
 

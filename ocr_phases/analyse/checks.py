@@ -117,15 +117,15 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
 def _why_missing(run: Record, name: str) -> str:
     """Why a record has no verdict of a check that is judged while measuring."""
     if name == "finite_logits" and run.model.implementation != "server":
-        return "this record lacks it"  # any way of running has it
+        return "this record does not have it"  # any way of running has it
     if run.request.generate:
         return "a one-shot generate() run has no phases"
     if name == "parity":
-        return "not requested: ocr-phases verify compares with generate()"
+        return "not requested: ocr-phases verify makes the comparison with generate()"
     if run.is_server:
         return "a server does not show it"
     if name in _OF_STEPS and not summary(run)["decode_steps"]:
         return NO_STEPS.measured
     if run.model.strategy != "eager":
         return f"{run.model.strategy} steps do not call the model's forward"
-    return "this record lacks it"
+    return "this record does not have it"

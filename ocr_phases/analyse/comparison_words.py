@@ -23,7 +23,7 @@ from ocr_phases.text import count_text, first_difference, percent_text
 
 #: What `ComparedRecords.table` has for a time in each record, and its ratio of.
 STATISTICS = (
-    "Times are medians over repeats, ratios are of geometric means, as their intervals are."
+    "Times are medians over the repeats. Ratios and their intervals are of the geometric means."
 )
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
@@ -74,7 +74,7 @@ def few_repeats(runs: Sequence[Record], labels: Sequence[str]) -> str:
     if not few:
         return ""
     if 1 in counts:
-        effect = "its spread is unknown and nothing is called faster, slower or equivalent"
+        effect = "the spread is unknown and nothing is called faster, slower or equivalent"
     else:
         effect = "the intervals are wide and small changes stay inconclusive"
     remedy = f"Set Repeats (--repeats) to {LEAST_REPEATS} or more."
@@ -100,9 +100,9 @@ def _change_text(row: Mapping[Any, Any]) -> str:
     ratio = row["ratio"]
     verdict = row["verdict"]
     if verdict == "n/a":
-        return f"{name} takes {_times(ratio)}, by a single repeat"
+        return f"{name} is {_times(ratio)}, from a single repeat"
     if verdict == NOISY:
-        return f"{name} takes {_times(ratio)} (the runs varied too much to be sure)"
+        return f"{name} is {_times(ratio)}, but the runs varied too much to be sure"
     span = _times(ratio, row["ratio_low"], row["ratio_high"])
     if verdict == INCONCLUSIVE:
         resolved = percent_text(row["detectable"])
@@ -181,7 +181,7 @@ def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
     if parts:
         yield f"The text is equal; {parts} differ."
     elif baseline.token_count == other.token_count:
-        yield f"The tokens differ; both have {baseline.token_count:,}."
+        yield f"The tokens differ; both texts have {baseline.token_count:,} tokens."
     place = first_other_token(baseline, other)
     if place:
         yield f"The first different token is {place}."

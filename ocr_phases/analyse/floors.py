@@ -200,7 +200,7 @@ def ceilings_text(run: Record) -> str | None:
     launches = ""
     if known is not None and known.taken is not None:
         bandwidth += f" (copying {bytes_text(known.taken.copied_bytes)})"
-        flops += f" (a {dtype} product {known.taken.matmul_size:,} wide)"
+        flops += f" (multiplying {dtype} matrices {known.taken.matmul_size:,} wide)"
     if known is not None and known.launch_us:
         launches = f"; launching a small operation takes {known.launch_us:.1f} µs"
     return f"{bandwidth} and {flops}, measured on this device{launches}"

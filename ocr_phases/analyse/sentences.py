@@ -46,9 +46,9 @@ _CEILINGS = "impossible values"  # the check of noise that is of the ceilings, n
 #: What the number of checks of a verdict is followed by, behind those that passed.
 _COUNTED = {
     "fail": "failed",
-    "noisy": "found noise",
-    "note": "noted something",
-    "n/a": "had no data",
+    "noisy": "found it noisy",
+    "note": "left a note",
+    "n/a": "do not apply or have no data",
 }
 
 
@@ -164,7 +164,7 @@ def noise_sentences(run: Record) -> list[str]:
     if busy:
         sentences.append(f"The machine was busy: {'; '.join(busy)}.")
     if wrong:
-        sentences.append(f"The ceilings are wrong: {'; '.join(wrong)}.")
+        sentences.append(f"A ceiling of the device was measured wrongly: {'; '.join(wrong)}.")
     return [*sentences, *dict.fromkeys(check.remedy for check in checks)]
 
 
@@ -202,7 +202,8 @@ def floor_sentence(run: Record) -> str:
         source = f"from the {ceilings.name}"
     return (
         f"A decode step takes {ms_text(row['device_ms'])}, {times_text(row['times_floor'])} its "
-        f"floor of {ms_text(row['floor_ms'])}: {resource} ({source}) allows no less."
+        f"floor of {ms_text(row['floor_ms'])}, which is the shortest time that the {resource} "
+        f"({source}) allows."
     )
 
 
@@ -233,7 +234,7 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     sentence = f"No check failed{_noise_clause(_labels(rules, 'noisy'))}. {counts}."
     notes = _labels(rules, "note")
     if notes:
-        sentence += f" Look at: {', '.join(notes)}."
+        sentence += f" Read the notes of: {', '.join(notes)}."
     return sentence
 
 
@@ -262,7 +263,7 @@ def _noise_clause(noisy: Sequence[str]) -> str:
     if busy:
         clauses.append(f"the machine was busy ({', '.join(busy)})")
     if _CEILINGS in noisy:
-        clauses.append(f"its ceilings are wrong ({_CEILINGS})")
+        clauses.append(f"a ceiling of the device was measured wrongly ({_CEILINGS})")
     if not clauses:
         return ""
     return f", but {' and '.join(clauses)}"

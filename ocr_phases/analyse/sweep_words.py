@@ -204,7 +204,7 @@ def strategies_sentence(table: pd.DataFrame) -> str:
     text = ways.times
     if floor is not None:
         resource = "memory bandwidth" if floor.bound_by == "bandwidth" else "arithmetic"
-        text += f"; {resource} allows {ways.floor}"
+        text += f"; the floor, which the {resource} sets, is {ways.floor}"
     return _at_cell(cells, table, "strategy", f"decode takes {text}.")
 
 

@@ -203,7 +203,7 @@ class Watch:
         return [
             check_that(self.widths == {1}, "single_token_steps", seen, f"steps of {widths} tokens"),
             self._image_arguments(packed, seen),
-            passing_check("cache_reused", f"1 object in {seen}"),
+            passing_check("cache_reused", f"the same object in {seen}"),
             _mask_handed_over(self.masks, packed, state),
         ]
 
@@ -224,10 +224,10 @@ def _handed_mask(mask: Any) -> HandedMask:
     if isinstance(mask, dict):
         ready = [one for one in mask.values() if one is not None]
         if not ready:
-            return HandedMask("the ready masks of an unpadded row")
+            return HandedMask("ready masks, because nothing is padded")
         mask = ready[0]
     if mask is None:
-        return HandedMask("no mask, as nothing is padded")
+        return HandedMask("no mask, because nothing is padded")
     kind = "a mask by slot" if mask.dim() == 4 else "the 2-D mask"
     return HandedMask(kind, tuple(mask.shape), str(mask.device))
 
@@ -304,7 +304,7 @@ def _is_right(mask: HandedMask, columns: int, packed: PackedPages, state: Decode
 
 def finite_logits(fault: str | None, tokens: int) -> CheckPart:
     """The check of the logits of so many tokens; ``fault`` says what is wrong, None for nothing."""
-    measured = f"those of {count_text(tokens, 'token')} checked"
+    measured = f"the logits of {count_text(tokens, 'token')} checked"
     return check_that(fault is None, "finite_logits", measured, fault or "")
 
 
@@ -419,7 +419,7 @@ def host_syncs_check(
     The profiler, whose kernel view there may be, sees also what torch's debug mode misses.
     """
     if torch.device(device).type != "cuda":
-        return unknown_check("host_syncs", "a CPU has no device to wait for")
+        return unknown_check("host_syncs", "on a CPU there is no device to wait for")
     sentences = []
     within_reads = True
     if waits is not None:
@@ -431,7 +431,7 @@ def host_syncs_check(
         sentences.append(f"the profiler saw {sum(counts)} in {steps}")
         within_reads = within_reads and sum(counts) <= _reads(len(counts), every)
     if not sentences:
-        return unknown_check("host_syncs", "counted in a warm-up run, and there was none")
+        return unknown_check("host_syncs", "it is counted in a warm-up run, and there was none")
     measured = "; ".join(sentences)
     if within_reads:
         return passing_check("host_syncs", measured)
@@ -460,7 +460,7 @@ def _image_mask(packed: PageInputs, image_token_id: int) -> CheckPart:
     same_places = torch.equal(packed.images_seq_mask, packed.input_ids == image_token_id)
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)
-    measured = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
+    measured = f"{marked} marked, {needed} needed for {count_text(len(packed.views), 'page')}"
     otherwise = measured if same_places else f"{measured}; other places than the tokens'"
     return check_that(same_places and marked == needed, "image_mask", measured, otherwise)
 
@@ -474,7 +474,7 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> CheckPart:
         if text != prompt.replace(IMAGE_TAG, ""):
             return check_that(False, "prompt_tokens", f"row {row + 1} decodes to {text!r}")
     return passing_check(
-        "prompt_tokens", f"{count_text(len(packed.prompts), 'prompt')} decoded back"
+        "prompt_tokens", f"{count_text(len(packed.prompts), 'prompt')} decoded correctly"
     )
 
 

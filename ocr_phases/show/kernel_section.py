@@ -46,8 +46,8 @@ def kernels_section(run: Record) -> Section:
     table["busy_%"] = table["busy_ms"] / table["wall_ms"]
     table, whole = name_whole_phases(table[_COLUMNS])
     caption = (
-        f"From one more run under {run.kernels.tool} with {run.kernels.steps} decode steps; "
-        "decode is per profiled step."
+        f"Recorded in one more run under {run.kernels.tool}, with {run.kernels.steps} decode "
+        "steps. Rows of decode are the mean of one of these steps."
     )
     limits = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
     details = [
@@ -76,25 +76,34 @@ def _idle_gaps(run: Record) -> _Detail:
     causes = idle_gaps(run).groupby(["phase", "cause"], sort=False)
     table = causes[["gaps", "idle_ms"]].sum().reset_index()
     caption = (
-        "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
+        "Times in which the GPU was idle, under the profiler, which makes them longer. The cause "
+        "is launch if the host launched the next kernel too late, host sync if the host waited "
+        "for the GPU first, and device if the kernel had been launched in time."
     )
     return _Detail("Idle gaps", table, caption)
 
 
 def _kv_cache(run: Record) -> _Detail:
     shares = kv_cache_share(run)
-    caption = "Share of each phase."
+    caption = "Time in which the GPU writes or reads the KV cache."
     if run.model.strategy == "compiled" and "decode" not in shares["phase"].tolist():
-        caption += " A compiled step fuses the cache's update with other work, so it is n/a there."
+        caption += (
+            " A compiled step does this in kernels that do other work as well, so it is n/a there."
+        )
     elif run.model.strategy != "eager" and "order" not in shares["by"].tolist():
-        caption += " Attention in a captured graph is n/a: it does not name its kernels."
+        caption += (
+            " Reading it (attention) is n/a in a captured graph, which does not name kernels."
+        )
     return _Detail("Share of the KV cache", shares, caption)
 
 
 def _host_syncs(run: Record) -> _Detail:
     syncs = host_sync_table(run)
     per_step = syncs.loc[syncs["phase"] == "decode", "count"].sum()
-    caption = "Each host sync beyond the EOS check stops the host from launching ahead."
+    caption = (
+        "In a host sync the host waits for the GPU, and cannot launch the next kernels meanwhile. "
+        "Reading the end token needs one."
+    )
     return _Detail(f"Host syncs: {per_step:g} per step", syncs, caption)
 
 
@@ -106,6 +115,6 @@ def _longest_kernels(run: Record, phase: str, name: str) -> list[_Detail]:
     times_ms = table["device_ms"]
     table = table.assign(share=times_ms / times_ms.sum(), time_us=1e3 * times_ms)
     longest = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
-    caption = f"Together {percent_text(longest['share'].sum())} of GPU busy time."
+    caption = f"Together they take {percent_text(longest['share'].sum())} of the GPU's busy time."
     columns = ["stage", "count", "time_us", "share", "kernel"]
     return [_Detail(f"Longest kernels of {name}", longest[columns], caption)]

@@ -48,7 +48,7 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     median_ms = float(summary(run)["inter_token_ms"])
     count = len(table) * len(run.repeats)
-    title = f"Each decode step: {ms_text(median_ms)} in the median of {count:,}"
+    title = f"Each decode step: median {ms_text(median_ms)} of {count:,} steps"
     _, (axes,) = new_figure(3.9, [title], ax)
     clocks = _draw_times(axes, run, table)
     axes.axhline(median_ms, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
@@ -131,7 +131,7 @@ def _mark_what_lies_above(axes: Axes, table: pd.DataFrame) -> None:
     tokens = table["token"]
     slow = table["outlier"]
     spread_ends_above = (table["device_ms_p90"] > top) & ~slow
-    _mark(axes, tokens[spread_ends_above], top, 6, ORANGE, "spread ends above")
+    _mark(axes, tokens[spread_ends_above], top, 6, ORANGE, "slowest repeat is above the plot")
     _mark(axes, tokens[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
 
 

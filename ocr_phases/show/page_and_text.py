@@ -39,13 +39,13 @@ def _ratio_text(run: Record) -> str:
     if ratio is not None:
         sentences.append(
             f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} "
-            f"valid image tokens: a compression ratio of {ratio:.2f}."
+            f"image tokens that are not padding: a compression ratio of {ratio:.2f}."
         )
     vendors_ratio = figures["compression_ratio"]
     if vendors_ratio is not None:
         sentences.append(
-            f"The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
-            f"a ratio of {vendors_ratio:.2f}."
+            f"The vendor's code tokenises the text again and counts those tokens: "
+            f"{figures['text_tokens']:,}, a ratio of {vendors_ratio:.2f}."
         )
     return " ".join(sentences)
 

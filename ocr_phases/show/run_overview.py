@@ -145,7 +145,8 @@ def phase_bar(run: Record) -> Html:
     if abs(together_ms - page_ms) <= _CLOSE_SUM * page_ms:
         return drawn
     return drawn + note(
-        f"Medians of repeats add up to {ms_text(together_ms)}, not to {ms_text(page_ms)}."
+        f"The medians of these parts add up to {ms_text(together_ms)}, but the median of the whole "
+        f"page is {ms_text(page_ms)}."
     )
 
 

@@ -30,8 +30,8 @@ from ocr_phases.text import digits_text
 _PRINTS_ABOVE = 1.005
 OVER_HUNDRED = "⚠ above 100 %"
 _OVER_CAPTION = (
-    ". ⚠ No stage does more than its hardware can: above 100 %, the ceiling was measured too "
-    "low, or (MBU) the bytes came from a cache"
+    ". ⚠ No stage can do more than its hardware. If a value is above 100 %, the ceiling was "
+    "measured too low, or, for MBU, the bytes came from a cache"
 )
 _SLOWEST = 8  # steps in the table below the curve
 _FLOORS = [

@@ -223,7 +223,7 @@ def _region_facts(item: dict[Hashable, Any]) -> list[str]:
     share = percent_text(item["share"])
     facts = [
         count_text(item["tokens"], "token"),
-        f"{ms_text(item['decode_ms'])} ({share} of the decode)",
+        f"{ms_text(item['decode_ms'])} ({share} of the time of all tokens)",
     ]
     if item["characters"]:
         facts.append(f"{ms_text(item['ms_per_char'])} per character")

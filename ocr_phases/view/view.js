@@ -10,9 +10,10 @@ const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-labe
       ${tabs("opv-side", "data-side", "Beside the page", ["Curve", "Tokens", "Markdown"])}
       <label>Colours <select class="opv-colours" data-trait="color"><option>type<option>time</select></label>
       <button type="button" class="opv-play">Play</button>
-      <details class="opv-help"><summary>Keys</summary><p>← → token, with Shift ten; P N region;
-        S slowest; K play; Z zoom of the curve to what is brushed; + − 0 zoom of the page, as Ctrl and
-        the wheel; Esc leaves</p></details></div>
+      <details class="opv-help"><summary>Keys</summary><p>← and →: previous and next token
+        (with Shift: ten tokens). P and N: previous and next region. S: slowest token. K: play or pause.
+        Z: zoom the curve to the selected tokens. +, − and 0: zoom the page, as Ctrl and the mouse wheel
+        do. Esc: stop playing, and drop the selection.</p></details></div>
     <input type="range" class="opv-scrubber" min="0" aria-label="Token">
     <div class="opv-curves" data-pane="curve">
       <div class="opv-lists"><label>Regions<select class="opv-regions" size="5"></select></label>
@@ -159,7 +160,7 @@ class View extends Linked {
   describeRange([first, end]) {
     const { ms, texts } = this.shown.data;
     const own = sum(ms.slice(first, end));
-    const share = `${digits((100 * own) / (sum(ms) || 1))} % of the decode`;
+    const share = `${digits((100 * own) / (sum(ms) || 1))} % of the time of all tokens`;
     const tokens = end - first === 1 ? "1 token" : `${end - first} tokens`;
     const said = `Tokens ${first + 1} to ${end}: ${tokens}, ${duration(own)}, ${share}`;
     return [said, `“${plain(texts.slice(first, end).join(""))}”`];
