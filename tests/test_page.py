@@ -17,6 +17,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+from elements import Elements
 from example_run import encoded
 from golden_cases import BOS, GOLDEN, IMAGE_ID, PAD, RECORDINGS, pooled, stand_in
 from hypothesis import given
@@ -551,3 +552,10 @@ def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(dtype
 def test_a_page_without_crops_has_no_local_pixels(noisy_views):
     inputs = batch(noisy_views[:1], [PROMPTS["free"]])
     assert inputs.to("cpu", torch.float32).pixel_values_local is None
+
+
+def test_a_cell_shows_the_first_four_of_many_pages(noisy_views):
+    page, _ = noisy_views
+    inputs = batch([page] * 6, [PROMPTS["free"]] * 6)
+    shown = Elements(inputs._repr_mimebundle_()["text/html"])
+    assert len(shown.attributes_of("img")) == 4
