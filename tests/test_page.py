@@ -29,10 +29,17 @@ from wording import says
 from ocr_phases import images
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, Preset
+from ocr_phases.families.facts import unknown_family
 from ocr_phases.files import FORMATS
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
-from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
+from ocr_phases.inputs.views import (
+    image_token_count,
+    make_rows,
+    make_views,
+    valid_image_tokens,
+)
+from ocr_phases.settings import RunSettings
 
 PRESETS = FAMILIES["deepseek-ocr"].presets
 PROMPTS = FAMILIES["deepseek-ocr"].prompts
@@ -203,6 +210,22 @@ def test_unlimited_ocr_asks_for_boxes_without_a_mark():
 def test_a_prompt_that_a_family_lacks_or_that_says_nothing_is_refused(family, prompt, grounding):
     with refused():
         FAMILIES[family].text_of(prompt, grounding=grounding)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "rows"),
+    [
+        (FAMILIES["deepseek-ocr"], "free", 3),
+        (FAMILIES["deepseek-ocr"], "<image><image><image>\nRead them.", 1),
+        (FAMILIES["deepseek-ocr"], ["free", "ocr", "markdown"], 3),
+        (FAMILIES["unlimited-ocr"], "multipage", 1),
+        (unknown_family(None), "Read it.", 3),
+    ],
+)
+def test_three_pages_are_rows_unless_one_prompt_names_them_all(family, prompt, rows):
+    pages, texts = make_rows([blank(8, 8)] * 3, RunSettings(prompt=prompt), family)
+    assert len(pages) == 3
+    assert len(texts) == rows
 
 
 #: A picture of 2 x 4 pixels: the left column is black, the right one white.
