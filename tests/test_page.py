@@ -582,3 +582,17 @@ def test_a_cell_shows_the_first_four_of_many_pages(noisy_views):
     inputs = batch([page] * 6, [PROMPTS["free"]] * 6)
     shown = Elements(inputs._repr_mimebundle_()["text/html"])
     assert len(shown.attributes_of("img")) == 4
+
+
+def test_the_positions_of_a_padded_row_begin_at_its_first_token(noisy_views):
+    inputs = batch(noisy_views, [PROMPTS["free"], PROMPTS["markdown"]])
+    positions = inputs.to("cpu", torch.float32).position_ids
+    assert inputs.padded
+    for row, mask in zip(positions, inputs.attention_mask.bool(), strict=True):
+        assert row[mask].tolist() == list(range(int(mask.sum())))
+
+
+def test_rows_of_one_length_leave_the_positions_to_the_model(noisy_views):
+    inputs = batch(noisy_views[:1], [PROMPTS["free"]])
+    assert not inputs.padded
+    assert inputs.to("cpu", torch.float32).position_ids is None
