@@ -33,12 +33,8 @@ from ocr_phases.families.facts import unknown_family
 from ocr_phases.files import FORMATS
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
-from ocr_phases.inputs.views import (
-    image_token_count,
-    make_rows,
-    make_views,
-    valid_image_tokens,
-)
+from ocr_phases.inputs.rows import make_rows
+from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
 from ocr_phases.settings import RunSettings
 
 PRESETS = FAMILIES["deepseek-ocr"].presets
@@ -395,6 +391,19 @@ def test_frames_of_a_tiff_are_pages(tiff):
     assert says(images.unnamed_pages(tiff), "2 pages", "page 1", "two.tif#2")
     with refused():
         load_page(f"{tiff}#3")
+
+
+def test_frames_of_a_bigtiff_are_pages(tmp_path):
+    path = tmp_path / "big.tif"
+    frames = [blank(8, 4), blank(4, 8), blank(2, 6)]
+    options = {"save_all": True, "append_images": frames[1:], "big_tiff": True}
+    path.write_bytes(encoded(frames[0], "TIFF", **options))
+    assert images.page_count(path) == 3
+    for number, frame in enumerate(frames, 1):
+        page, data, name = load_page(f"{path}#{number}")
+        assert page.size == frame.size
+        kept = base64.b64decode(describe_page(page, data, name)["data"])
+        assert load_page(kept)[0].size == frame.size
 
 
 def test_the_only_frame_of_a_tiff_has_no_number(tmp_path):
