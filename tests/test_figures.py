@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -55,8 +56,16 @@ def run(request: pytest.FixtureRequest) -> PhaseRun:
     return make_run(**SHAPES[request.param])
 
 
+@pytest.fixture(scope="module")
+def matplotlib_settings() -> dict[str, Any]:
+    """The settings of matplotlib before a figure was drawn."""
+    return dict(matplotlib.rcParams)
+
+
 @pytest.fixture(scope="module", params=PLOTS)
-def figure(request: pytest.FixtureRequest, run: PhaseRun) -> Figure:
+def figure(
+    request: pytest.FixtureRequest, run: PhaseRun, matplotlib_settings: dict[str, Any]
+) -> Figure:
     """Each figure of each of these records, with a title that has to be escaped."""
     figure = draw(run, request.param)
     figure.axes[0].set_title('A "figure" <of> time', loc="left")
@@ -74,14 +83,15 @@ def tag_of(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def test_drawing_an_svg_changes_neither_its_figure_nor_a_setting(figure: Figure) -> None:
-    settings = dict(matplotlib.rcParams)
+def test_drawing_an_svg_changes_neither_its_figure_nor_a_setting(
+    figure: Figure, matplotlib_settings: dict[str, Any]
+) -> None:
     look = look_of(figure)
 
     figure_svg(figure)
 
     assert look_of(figure) == look
-    assert dict(matplotlib.rcParams) == settings
+    assert dict(matplotlib.rcParams) == matplotlib_settings
 
 
 def test_an_svg_stands_alone(figure: Figure) -> None:
