@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, TypeGuard
 
 import pandas as pd
 
@@ -34,14 +34,19 @@ class OverlaidCurve(TypedDict):
 
 def check_others(others: object) -> None:
     """Raise `OcrPhasesError` unless these are records, and no more than `MOST_OTHERS`."""
-    is_list = isinstance(others, list | tuple)
-    if not is_list or not all(isinstance(record, Record) for record in others):
+    if not _are_records(others):
         raise OcrPhasesError("others takes a list of records, such as others=[run].")
     if len(others) > MOST_OTHERS:
         raise OcrPhasesError(
             f"others has {len(others)} records: give at most {MOST_OTHERS}, because more curves "
             "cannot be told apart."
         )
+
+
+def _are_records(values: object) -> TypeGuard[Sequence[Record]]:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(value, Record) for value in values)
 
 
 def overlaid_curves(
