@@ -49,7 +49,8 @@ from ocr_phases.models.tokenizers import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.preparing import announce
-from ocr_phases.view.data import markdown_html, row_data
+from ocr_phases.view.data import row_data
+from ocr_phases.view.markdown import markdown_html
 
 #: The button of a record that was measured on this machine.
 AGAIN = "Measure again with 8 repeats"

@@ -44,6 +44,7 @@ from ocr_phases.settings import (
     REQUEST_SETTINGS,
     FormGroup,
     ModelSettings,
+    Request,
     RunSettings,
     SamplingSettings,
     resolve_infer,
@@ -127,6 +128,12 @@ def test_a_docstring_has_the_help_of_every_setting(call):
             assert text.lower() in described[setting.name].lower(), (
                 f"{call.__qualname__}: write the help of {setting.name} into its docstring"
             )
+
+
+@pytest.mark.parametrize("kind", [ModelSettings, RunSettings, Settings, Request, Sweep])
+def test_settings_are_given_by_name_alone(kind):
+    parameters = inspect.signature(kind).parameters.values()
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 def test_settings_give_the_keywords_of_prepare():

@@ -77,7 +77,8 @@ from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import page_address, row_data
 from ocr_phases.view.overlay import MOST_OTHERS, overlaid_curves
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes, still_bundle
+from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes
+from ocr_phases.view.still_picture import still_bundle
 from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORD_SUFFIXES = (".json", ".json.gz")
