@@ -17,7 +17,7 @@ from torch import nn
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.cli import main
-from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.inputs.processed import ProcessedInputs, ProcessedPages
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.models import processors
 from ocr_phases.models.anyclass import any_interface
@@ -181,6 +181,17 @@ def test_marks_of_tokens_grow_with_the_text_behind_the_prompt() -> None:
     for name in marks:
         assert longer[name].long().tolist() == [[0, 1, 1, 0, 0, 0]]
     assert longer["pixel_values"] is pixels
+
+
+def test_text_tokens_of_a_row_are_neither_image_tokens_nor_padding() -> None:
+    ids = torch.tensor([[0, 0, 1, 9, 9, 2], [1, 9, 9, 9, 2, 3]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    inputs = ProcessedInputs({"input_ids": ids, "attention_mask": mask}, 9)
+
+    pages = ProcessedPages(inputs, (), (1, 1), ("Read it.", "Read it."))
+
+    assert pages.image_tokens == (2, 3)
+    assert pages.text_tokens == (2, 3)
 
 
 @pytest.mark.parametrize(

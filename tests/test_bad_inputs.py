@@ -45,7 +45,8 @@ from ocr_phases.show.boxes import MOST_BOXES, DrawnBox, boxes_sentence, draw_mar
 from ocr_phases.show.html_table import MOST_TABLE_ROWS, table_html
 from ocr_phases.show.page import picture_parts, plot_page, region_parts
 from ocr_phases.show.web import Html
-from ocr_phases.view.data import boxes, markdown_html, row_data
+from ocr_phases.view.data import boxes, row_data
+from ocr_phases.view.markdown import markdown_html
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000

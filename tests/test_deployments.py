@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from example_run import make_run
+from example_run import check_of, make_run
 from fake_server import IDS, Fake, served
-from test_engines import PAGE, found, measure
+from test_engines import PAGE, measure
 
 import ocr_phases
 from ocr_phases import Comparison, OcrPhasesError
@@ -69,9 +69,9 @@ def test_a_named_engine_gives_tags_ids_and_salt_back_behind_a_proxy(proxy: Fake)
 
 def test_a_hidden_engine_is_said_with_what_is_lost(proxy: Fake) -> None:
     run = measure(proxy)
-    verdict, measured = found(run, "server_engine")
-    assert verdict == "note"
-    assert "token ids, the tags of regions" in measured
+    check = check_of(run, "server_engine")
+    assert check.verdict == "note"
+    assert "token ids, the tags of regions" in check.measured
     assert "skip_special_tokens" not in proxy.bodies[0]
 
 
@@ -120,8 +120,7 @@ def test_tagged_text_keeps_its_untagged_lines_as_content() -> None:
 def test_a_server_that_leaves_tags_out_is_said_to(proxy: Fake) -> None:
     proxy.tokens = ["title", "[[1, 2, 3, 4]]", "\n", "Hello"]
     run = measure(proxy)
-    verdict, _ = found(run, "region_tags")
-    assert verdict == "note"
+    assert check_of(run, "region_tags").verdict == "note"
     assert run.regions["label"].tolist() == ["title"]
 
 
@@ -211,8 +210,7 @@ def test_sglang_gets_its_processor_and_parameters() -> None:
     sent = fake.bodies[0]
     assert sent["custom_params"] == {"ngram_size": 3, "window_size": 90}
     assert sent["custom_logit_processor"] == chat.sglang_processor()
-    verdict, _ = found(run, "repetition_rule")
-    assert verdict == "pass"
+    assert check_of(run, "repetition_rule").verdict == "pass"
 
 
 def test_sglang_s_processor_is_a_pickled_reference_and_nothing_else() -> None:

@@ -18,7 +18,7 @@ from ocr_phases import OcrPhasesError, Timeline
 from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.machine import describe_device, versions
 from ocr_phases.collectors.memory import PeakMemory
-from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
+from ocr_phases.models.devices import cpu_threads, device_of, resolve_device, usable_cores
 from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.report.result_files import trace_of_spans
 from ocr_phases.steps.decode_kernels import decode_backends
@@ -213,6 +213,34 @@ def test_clocks_and_energy_of_an_amd_gpu_are_missing_with_their_reason(amd: Appl
     assert described["gpu"]["before"] is None
     assert "NVML" in described["gpu"]["missing"]
     assert "NVML" in described["energy"]["missing"]
+
+
+@pytest.mark.parametrize(
+    ("user", "idle", "steal", "expected"),
+    [
+        (5.0, 3.0, 2.0, {"others": 0.5, "steal": 0.2}),
+        (0.0, 0.25, 0.0, {"others": 0.0, "steal": 0.0}),
+        (0.0, 0.02, 0.0, {"others": None, "steal": None}),  # two ticks of the counter
+    ],
+)
+def test_shares_of_all_cores_are_told_where_the_counts_are_long_enough(
+    monkeypatch: pytest.MonkeyPatch, user: float, idle: float, steal: float, expected: dict
+) -> None:
+    known = {core: 1.0 / len(usable_cores()) for core in usable_cores()}
+    counts = iter([0.0, 1.0])
+
+    def cpu_times(percpu: bool) -> list[dict[str, float]]:
+        part = next(counts)
+        shares = [part * known.get(core, 9.0) for core in range(max(known) + 1)]
+        return [{"user": user * at, "idle": idle * at, "steal": steal * at} for at in shares]
+
+    monkeypatch.setattr("psutil.cpu_times", cpu_times)
+    conditions = Conditions("cpu")
+    with conditions.during(0):
+        pass
+    (repeat,) = conditions.describe()["repeats"]
+    assert repeat["steal"] == expected["steal"]
+    assert repeat["others"] == pytest.approx(expected["others"], abs=0.05)
 
 
 def test_a_device_that_nothing_here_can_time_is_refused() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+from elements import Elements
 from example_run import encoded
 from golden_cases import (
     BOS,
@@ -39,16 +40,19 @@ from wording import says
 
 from ocr_phases import images
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, Preset
+from ocr_phases.families import FAMILIES, FamilyFacts, Preset
+from ocr_phases.families.facts import unknown_family
 from ocr_phases.files import FORMATS
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.rows import make_rows
 from ocr_phases.inputs.views import (
     PageViews,
     image_token_count,
     make_views,
     valid_image_tokens,
 )
+from ocr_phases.settings import RunSettings
 
 PRESETS = FAMILIES["deepseek-ocr"].presets
 PROMPTS = FAMILIES["deepseek-ocr"].prompts
@@ -240,6 +244,24 @@ def test_a_prompt_that_a_family_lacks_or_that_says_nothing_is_refused(
         FAMILIES[family].text_of(prompt, grounding=grounding)
 
 
+@pytest.mark.parametrize(
+    ("family", "prompt", "rows"),
+    [
+        (FAMILIES["deepseek-ocr"], "free", 3),
+        (FAMILIES["deepseek-ocr"], "<image><image><image>\nRead them.", 1),
+        (FAMILIES["deepseek-ocr"], ["free", "ocr", "markdown"], 3),
+        (FAMILIES["unlimited-ocr"], "multipage", 1),
+        (unknown_family(None), "Read it.", 3),
+    ],
+)
+def test_three_pages_are_rows_unless_one_prompt_names_them_all(
+    family: FamilyFacts, prompt: str | list[str], rows: int
+) -> None:
+    pages, texts = make_rows([blank(8, 8)] * 3, RunSettings(prompt=prompt), family)
+    assert len(pages) == 3
+    assert len(texts) == rows
+
+
 #: A picture of 2 x 4 pixels: the left column is black, the right one white.
 LEFT_BLACK = np.array([[0, 255]] * 4, np.uint8)
 
@@ -416,6 +438,23 @@ def test_frames_of_a_tiff_are_pages(tiff: Path) -> None:
         assert page_of_record.size == size
     with refused():
         load_page(f"{tiff}#3")
+
+
+def test_frames_of_a_bigtiff_are_pages(tmp_path: Path) -> None:
+    path = tmp_path / "big.tif"
+    frames = [blank(8, 4), blank(4, 8), blank(2, 6)]
+    first, *others = frames
+    data = encoded(first, "TIFF", save_all=True, append_images=others, big_tiff=True)
+    path.write_bytes(data)
+
+    assert images.page_count(path) == 3
+    for number, frame in enumerate(frames, 1):
+        page, data, name = load_page(f"{path}#{number}")
+        assert page.size == frame.size
+        # A record holds this frame.
+        recorded = base64.b64decode(describe_page(page, data, name)["data"])
+        page_of_record, _, _ = load_page(recorded)
+        assert page_of_record.size == frame.size
 
 
 def test_the_only_frame_of_a_tiff_has_no_number(tmp_path: Path) -> None:
@@ -615,3 +654,28 @@ def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(
 def test_a_page_without_crops_has_no_local_pixels(noisy_views: list[PageViews]) -> None:
     inputs = batch(noisy_views[:1], [PROMPTS["free"]])
     assert inputs.to("cpu", torch.float32).pixel_values_local is None
+
+
+def test_a_cell_shows_the_first_four_of_many_pages(noisy_views: list[PageViews]) -> None:
+    page, _ = noisy_views
+    inputs = batch([page] * 6, [PROMPTS["free"]] * 6)
+    shown = Elements(inputs._repr_mimebundle_()["text/html"])
+    assert len(shown.attributes_of("img")) == 4
+
+
+def test_the_positions_of_a_padded_row_begin_at_its_first_token(
+    noisy_views: list[PageViews],
+) -> None:
+    inputs = batch(noisy_views, [PROMPTS["free"], PROMPTS["markdown"]])
+    positions = inputs.to("cpu", torch.float32).position_ids
+    assert inputs.padded
+    for row, mask in zip(positions, inputs.attention_mask.bool(), strict=True):
+        assert row[mask].tolist() == list(range(int(mask.sum())))
+
+
+def test_rows_of_one_length_leave_the_positions_to_the_model(
+    noisy_views: list[PageViews],
+) -> None:
+    inputs = batch(noisy_views[:1], [PROMPTS["free"]])
+    assert not inputs.padded
+    assert inputs.to("cpu", torch.float32).position_ids is None

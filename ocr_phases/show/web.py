@@ -23,7 +23,7 @@ from PIL.Image import Image, Resampling
 from ocr_phases.images import image_file
 from ocr_phases.text import bytes_text, ms_text, plain
 
-MISSING = "n/a"
+NOT_AVAILABLE = "n/a"
 #: Pixels a CSS pixel, for screens of high density.
 SHARPNESS = 2
 #: CSS pixels of a page's picture.
@@ -195,7 +195,7 @@ def _fact(name: str, value: Any) -> str:
         between = "; " if any(isinstance(item, Mapping) for item in value) else ", "
         return between.join(_fact(name, item) for item in value)
     if value is None:
-        return MISSING
+        return NOT_AVAILABLE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
