@@ -17,8 +17,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.text import ms_text
-from ocr_phases.view.data import markdown_html
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
+from ocr_phases.view.markdown import markdown_html
 from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TokenStrip
 
 RECORD = RUNS / "tiny-receipt.json.gz"

@@ -29,7 +29,8 @@ from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
-from ocr_phases.view.data import boxes, curve_top, page_address, slowest_points
+from ocr_phases.view.curves import curve_top, slowest_points
+from ocr_phases.view.data import boxes, page_address
 
 if TYPE_CHECKING:
     from PIL.Image import Image
