@@ -183,11 +183,13 @@ def test_marks_of_tokens_grow_with_the_text_behind_the_prompt() -> None:
     assert longer["pixel_values"] is pixels
 
 
-def test_text_tokens_of_a_row_are_neither_image_tokens_nor_padding():
+def test_text_tokens_of_a_row_are_neither_image_tokens_nor_padding() -> None:
     ids = torch.tensor([[0, 0, 1, 9, 9, 2], [1, 9, 9, 9, 2, 3]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    given = {"input_ids": ids, "attention_mask": mask}
-    pages = ProcessedPages(ProcessedInputs(given, 9), (), (1, 1), ("Read it.", "Read it."))
+    inputs = ProcessedInputs({"input_ids": ids, "attention_mask": mask}, 9)
+
+    pages = ProcessedPages(inputs, (), (1, 1), ("Read it.", "Read it."))
+
     assert pages.image_tokens == (2, 3)
     assert pages.text_tokens == (2, 3)
 

@@ -51,7 +51,7 @@ def measure(fake: Fake, session: ServerSession | None = None, **settings: Any) -
     return session.run_inference(PAGE, **{**SHORT, **settings})
 
 
-def check_of(run: PhaseRun, name: str) -> tuple[str, str]:
+def check_result(run: PhaseRun, name: str) -> tuple[str, str]:
     """The verdict of a check and what it measured."""
     row = run.checks.set_index("name").loc[name]
     return row["verdict"], row["measured"]
@@ -71,8 +71,8 @@ def test_a_server_is_timed_as_far_as_it_tells(vllm: Fake, tmp_path: Path) -> Non
     assert set(run.spans["stage"]) >= {"queue", "preprocess", "prefill", "decode_step"}
     assert run["ttft_ms"] == pytest.approx(run["prepare_ms"] + run["prefill_ms"], rel=0.2)
     assert run.tokens["probability"].round(3).eq(0.607).all()
-    assert check_of(run, "server_preset") == ("pass", "273 image tokens, as base has")
-    assert check_of(run, "fresh_prompt")[0] == "pass"
+    assert check_result(run, "server_preset") == ("pass", "273 image tokens, as base has")
+    assert check_result(run, "fresh_prompt")[0] == "pass"
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
     assert again.model.server["engine"] == "vllm"
     assert [set(times) for times in again.model.server["times"]] == [TIMES, TIMES]
@@ -101,9 +101,9 @@ def test_what_a_server_does_not_tell_is_missing_and_not_zero(vllm: Fake) -> None
     ):
         assert run[name] is None
     assert run.floors.empty
-    assert check_of(run, "stage_coverage")[0] == "n/a"
-    assert check_of(run, "decode_memory")[0] == "n/a"
-    assert check_of(run, "eval_mode") == ("n/a", "a server does not show it")
+    assert check_result(run, "stage_coverage")[0] == "n/a"
+    assert check_result(run, "decode_memory")[0] == "n/a"
+    assert check_result(run, "eval_mode") == ("n/a", "a server does not show it")
     shown = run._repr_mimebundle_()
     assert "rest of the prefill" not in shown["text/html"]
     assert "vision" not in shown["text/plain"].lower()
@@ -213,7 +213,7 @@ def test_other_dialects_are_timed_by_their_chunks_of_text(dialect: Dialect) -> N
 
     assert run.result.ids == dialect.ids
     assert run["decode_steps"] == len(TOKENS) - 1
-    assert check_of(run, "token_times") == ("note", dialect.measured)
+    assert check_result(run, "token_times") == ("note", dialect.measured)
     assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
     assert run["prepare_ms"] is None
 
@@ -295,7 +295,7 @@ def test_checks_say_what_a_server_did(case: str, vllm: Fake) -> None:
 
     run = measure(vllm, infer={"no_repeat_ngram_size": expected.no_repeat_size})
 
-    assert check_of(run, expected.check) == (expected.verdict, expected.measured)
+    assert check_result(run, expected.check) == (expected.verdict, expected.measured)
     assert run.result.ids == IDS
     assert run["decode_ms"] > 0
     if expected.check == "token_times":
@@ -323,7 +323,7 @@ def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake) -> Non
     stages = run.spans.groupby("repeat")["stage"].value_counts().unstack()
     assert stages.nunique().eq(1).all()
     left_out = "left out: 1 more repeat, with tokens that came together"
-    assert check_of(run, "token_times") == ("note", left_out)
+    assert check_result(run, "token_times") == ("note", left_out)
     assert "interrupted" not in run.checks.set_index("name").index
 
 
@@ -460,7 +460,7 @@ def test_a_fault_is_one_sentence_and_keeps_what_was_measured(fault: str, vllm: F
     run = measure(vllm, warmup=0)
 
     assert run.repeats == [0]
-    _, sentence = check_of(run, "interrupted")
+    _, sentence = check_result(run, "interrupted")
     with refused():
         raise OcrPhasesError(sentence)
 
@@ -573,8 +573,8 @@ def test_verify_names_a_missing_bos_and_the_first_difference(
     assert "token 5 of 8 is the first that differs (900, generate(): 31)" in capsys.readouterr().out
     run = PhaseRun.load(saved)
     assert run.model.implementation == "server"
-    assert check_of(run, "server_prompt")[0] == "fail"
-    assert check_of(run, "parity")[0] == "fail"
+    assert check_result(run, "server_prompt")[0] == "fail"
+    assert check_result(run, "parity")[0] == "fail"
 
 
 def test_a_server_and_a_model_are_not_both_taken(

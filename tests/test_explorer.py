@@ -38,10 +38,11 @@ from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import MeasurementJob, presets_of
-from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.paths import existing_path, project_path
+from ocr_phases.explorer.record_panel import MEASURED
 from ocr_phases.explorer.records import kept_files, shipped_files
 from ocr_phases.explorer.running import Live, start
+from ocr_phases.explorer.sections import VIEWS
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.host import host_name
@@ -137,7 +138,9 @@ def explorer(run: PhaseRun) -> Explorer:
 @pytest.fixture(autouse=True)
 def one_shipped_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel lists one of the package's records: reading all of them takes a while."""
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", lambda: shipped_files()[:1])
+    monkeypatch.setattr(
+        "ocr_phases.explorer.record_panel.shipped_files", lambda: shipped_files()[:1]
+    )
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_panel_shows_a_record_of_the_package_that_nobody_may_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", shipped_files)
+    monkeypatch.setattr("ocr_phases.explorer.record_panel.shipped_files", shipped_files)
 
     explorer = Explorer(keep=tmp_path)
 

@@ -9,8 +9,10 @@ import inspect
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import numpy as np
@@ -55,10 +57,10 @@ from ocr_phases.settings import (
 from ocr_phases.steps.sampling import Sampler
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "data" / "pages" / "receipt.png"
 DEFAULTS = vars(Settings())
 #: What to do where docs or notebooks lack a setting.
 WRITE = "write them with python -m benchmarks.settings_docs"
-
 
 #: Every call that takes settings, and whose they are.
 CALLS = {
@@ -90,11 +92,12 @@ OF_CALLS |= {"concurrency", "rates", "requests", "slo"}
 @pytest.mark.parametrize(
     ("call", "settings"), CALLS.items(), ids=lambda it: getattr(it, "__qualname__", "")
 )
-def test_the_signatures_name_every_setting(call, settings):
+def test_the_signatures_name_every_setting(call: Callable[..., Any], settings: type) -> None:
     parameters = inspect.signature(call).parameters
     found = {
         name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS
     }
+
     expected = {name: DEFAULTS[name] for name in setting_names(settings)}
     if "folder" in parameters:  # a folder is no server
         for name in ("model", *OF_SERVERS):
@@ -102,15 +105,18 @@ def test_the_signatures_name_every_setting(call, settings):
     assert found == expected
 
 
-def described_parameters(function):
+def described_parameters(function: Callable[..., Any]) -> dict[str, str]:
     """The description of each parameter in a numpy-style docstring, on one line."""
-    described, names = {}, []
-    _, _, text = inspect.getdoc(function).partition("Parameters\n----------\n")
+    described: dict[str, str] = {}
+    names: list[str] = []
+    docstring = inspect.getdoc(function) or ""
+    _, _, text = docstring.partition("Parameters\n----------\n")
     for line in text.splitlines():
         if re.fullmatch("-+", line):
             break
         if re.match(r"[*\w]+(, \w+)* : ", line):
-            names = line.partition(" : ")[0].split(", ")
+            listed, _, _ = line.partition(" : ")
+            names = listed.split(", ")
             described.update(dict.fromkeys(names, ""))
         elif line.startswith("    "):
             for name in names:
@@ -119,7 +125,7 @@ def described_parameters(function):
 
 
 @pytest.mark.parametrize("call", [OCRSession.load, OCRSession.from_local, OCRSession.run_inference])
-def test_a_docstring_has_the_help_of_every_setting(call):
+def test_a_docstring_has_the_help_of_every_setting(call: Callable[..., Any]) -> None:
     described = described_parameters(call)
     for setting in fields(CALLS[call]):
         if setting.name in inspect.signature(call).parameters:
@@ -133,47 +139,65 @@ def test_a_docstring_has_the_help_of_every_setting(call):
 
 
 @pytest.mark.parametrize("kind", [ModelSettings, RunSettings, Settings, Request, Sweep])
-def test_settings_are_given_by_name_alone(kind):
+def test_settings_are_given_by_name_alone(kind: type) -> None:
     parameters = inspect.signature(kind).parameters.values()
     assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_settings_give_the_keywords_of_prepare():
+def test_settings_give_the_keywords_of_prepare() -> None:
     parameters = set(inspect.signature(OCRSession.prepare).parameters)
     assert set(Settings().of_prepare()) == parameters - {"self", "page", "max_new_tokens"}
 
 
-def test_an_error_knows_which_call_takes_a_setting():
-    assert {*TAKEN_BY["OCRSession.load"], "model"} == set(setting_names(ModelSettings))
-    assert set(TAKEN_BY["OCRSession.run_inference"]) == {
-        *setting_names(RunSettings),
-        "on_tokens",
-        "progress",
-    }
-    assert set(TAKEN_BY["OCRSession.sweep"]) <= set(inspect.signature(OCRSession.sweep).parameters)
+def test_an_error_knows_which_call_takes_a_setting() -> None:
+    of_load = set(TAKEN_BY["OCRSession.load"])
+    of_runs = set(TAKEN_BY["OCRSession.run_inference"])
+    of_sweeps = set(TAKEN_BY["OCRSession.sweep"])
+    assert of_load | {"model"} == set(setting_names(ModelSettings))
+    assert of_runs == {*setting_names(RunSettings), "on_tokens", "progress"}
+    assert of_sweeps <= set(inspect.signature(OCRSession.sweep).parameters)
 
 
 @pytest.mark.parametrize("call", [OCRSession.sweep, sweep])
-def test_a_sweep_takes_every_field_of_its_plan(call):
+def test_a_sweep_takes_every_field_of_its_plan(call: Callable[..., Any]) -> None:
     parameters = inspect.signature(call).parameters
     for plan_field in fields(Sweep):
-        default = parameters[plan_field.name].default
-        assert plan_field.name == "page" or default == plan_field.default
+        parameter = parameters[plan_field.name]
+        if plan_field.name != "page":
+            assert parameter.default == plan_field.default
+
+
+#: Settings whose default is another one in a batch.
+DEFAULTS_OF_A_BATCH = {"token_probabilities": False, "warm_once": True}
+
+
+def options_of(verb: str) -> dict[str, Any]:
+    """The settings of a command without any option."""
+    parser = Parser()
+    add_options(parser, verb)
+    return vars(parser.parse_args([]))
+
+
+@pytest.mark.parametrize("verb", [verb for verb in SETTINGS if verb != "sweep"])
+def test_a_command_without_options_has_the_default_of_each_setting(verb: str) -> None:
+    own_defaults = DEFAULTS_OF_A_BATCH if verb == "batch" else {}
+    options = options_of(verb)
+    assert Settings.among(options) == Settings(**own_defaults)
+    assert set(EVERY) - set(options) <= {*NOT_IN_A_FORM, "revision", "verify"}
 
 
 @pytest.mark.parametrize("verb", SETTINGS)
-def test_the_options_of_a_verb_have_the_settings_defaults(verb):
-    parser = Parser()
-    add_options(parser, verb)
-    asked = vars(parser.parse_args([]))
-    own = {"token_probabilities": False, "warm_once": True} if verb == "batch" else {}
-    if verb != "sweep":
-        assert Settings.among(asked) == Settings(**own)
-        assert set(EVERY) - set(asked) <= {*NOT_IN_A_FORM, "revision", "verify"}
-    shared = set(asked) & set(DEFAULTS) - {"max_new_tokens" if verb == "sweep" else ""}
-    assert {name: asked[name] for name in shared} == {
-        name: {**DEFAULTS, **own}[name] for name in shared
-    }
+def test_the_options_of_a_verb_have_the_settings_defaults(verb: str) -> None:
+    expected = dict(DEFAULTS)
+    if verb == "batch":
+        expected |= DEFAULTS_OF_A_BATCH
+    if verb == "sweep":  # whose option is a list of lengths
+        del expected["max_new_tokens"]
+
+    options = options_of(verb)
+
+    for name in set(options) & set(expected):
+        assert options[name] == expected[name], name
 
 
 @pytest.mark.parametrize("verb", SETTINGS)
@@ -185,78 +209,97 @@ def test_every_measuring_verb_takes_the_options_that_are_advised_against_noise(v
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_the_notebooks_parameters_are_the_settings(name):
+def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert cell.source == parameters_cell(NOTEBOOKS[name]), WRITE
+    (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+
     inspected = papermill.inspect_notebook(str(path))
+
+    assert cell.source == parameters_cell(NOTEBOOKS[name]), WRITE
     assert len(inspected) == len(NOTEBOOKS[name])
-    assert all(parameter["help"] for parameter in inspected.values())
+    for parameter in inspected.values():
+        assert parameter["help"]
 
 
-def test_the_page_report_has_few_parameters():
+def test_the_page_report_has_few_parameters() -> None:
     assert len(PAGE_REPORT_PARAMETERS) <= 14
 
 
 @pytest.mark.parametrize(
     "parameter",
     [
-        OwnParameter("page", "str", "None", "a help that is so long " * 5),
-        OwnParameter("page", "str", "None\n)", "what a wrapped line leaves behind"),
-        "presett",
+        pytest.param(OwnParameter("page", "str", "None", "a help that is so long " * 5), id="long"),
+        pytest.param(
+            OwnParameter("page", "str", "None\n)", "what a wrapped line leaves behind"),
+            id="no Python",
+        ),
+        pytest.param("presett", id="unknown"),
     ],
-    ids=["long", "no Python", "unknown"],
 )
-def test_a_parameters_cell_that_would_be_broken_is_not_written(parameter):
+def test_a_parameters_cell_that_would_be_broken_is_not_written(
+    parameter: OwnParameter | str,
+) -> None:
     with pytest.raises(SystemExit) as failed:
         parameters_cell([parameter])
     assert failed.value.code not in (0, None)
 
 
-def test_the_explorer_has_a_field_for_every_setting():
+def test_the_explorer_has_a_field_for_every_setting() -> None:
+    shown = {field["name"] for field in Form().fields("tiny")}
+    assert (shown - {"pages", "presets"}) | NOT_IN_A_FORM == set(DEFAULTS)
+
+
+def test_the_explorer_asks_for_as_many_repeats_as_compare_can_judge() -> None:
     form = Form()
-    shown = {field["name"] for field in form.fields("tiny")} - {"pages", "presets"}
-    assert shown | NOT_IN_A_FORM == set(DEFAULTS)
     (job,) = form.jobs(form.values("tiny"))
-    assert job.settings == Settings(
-        repeats=LEAST_REPEATS, max_new_tokens=512
-    )  # Compare can judge so many
+    assert job.settings == Settings(repeats=LEAST_REPEATS, max_new_tokens=512)
 
 
-def test_the_explorer_shows_settings_in_words_and_group_by_group():
-    fields = Form().fields("tiny")
-    groups = [field["group"] for field in fields]
-    assert [*dict.fromkeys(groups)] == [*FormGroup]
-    assert groups == sorted(groups, key=[*FormGroup].index)
-    labels = [field["label"] for field in fields]
+def test_the_explorer_shows_settings_in_words_and_group_by_group() -> None:
+    form_fields = Form().fields("tiny")
+
+    groups = [field["group"] for field in form_fields]
+    order = list(FormGroup)
+    assert list(dict.fromkeys(groups)) == order
+    assert groups == sorted(groups, key=order.index)
+
+    labels = [field["label"] for field in form_fields]
     assert len(set(labels)) == len(labels)
-    assert all(label and "_" not in label for label in labels)
+    for label in labels:
+        assert label
+        assert "_" not in label
 
 
-def test_the_record_keeps_every_setting_of_a_run(golden_session):
-    quick = {"max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False, "preset": "tiny"}
+def test_the_record_keeps_every_setting_of_a_run(golden_session: OCRSession) -> None:
     run = golden_session.run_inference(
-        ROOT / "data/pages/receipt.png", **quick, infer="temperature=0"
+        PAGE,
+        max_new_tokens=2,
+        repeats=1,
+        warmup=0,
+        ceilings=False,
+        preset="tiny",
+        infer="temperature=0",
     )
+
     request = to_plain(run.request)
+    of_others = {"ceilings", "kernels", "kernel_trace", *setting_names(ModelSettings)}
     assert set(REQUEST_SETTINGS) <= set(request)
-    assert not set(request) & {
-        "ceilings",
-        "kernels",
-        "kernel_trace",
-        *setting_names(ModelSettings),
-    }
+    assert not set(request) & of_others
     assert [name for name in REQUEST_SETTINGS if request[name] is None] == [
-        *("base_size", "image_size", "crop_mode", "min_crops", "max_crops"),
+        "base_size",
+        "image_size",
+        "crop_mode",
+        "min_crops",
+        "max_crops",
         "threads",
         "price_per_hour",
     ]
 
 
-def test_no_setting_is_lost_on_its_way_to_what_runs():
+def test_no_setting_is_lost_on_its_way_to_what_runs() -> None:
     """A request has a default for each setting, so that a missing line would go unnoticed."""
-    asked = {
+    other_than_defaults: dict[str, Any] = {
         "return_text": False,
         "ignore_eos": True,
         "eos_check_every": 3,
@@ -288,28 +331,34 @@ def test_no_setting_is_lost_on_its_way_to_what_runs():
         "prompt": "free",
     }
     decided_elsewhere = {"infer", "autocast", "generate"}
-    assert set(asked) | decided_elsewhere == set(setting_names(RunSettings))
-    settings = RunSettings(**asked)
-    for name, value in asked.items():
-        assert value != RunSettings.__dataclass_fields__[name].default
-    page = ROOT / "data/pages/receipt.png"
-    request = resolve_request(settings, FAMILIES["deepseek-ocr"], page)
-    assert {name: getattr(request, name) for name in asked} == asked
+    assert set(other_than_defaults) | decided_elsewhere == set(setting_names(RunSettings))
+    for name, value in other_than_defaults.items():
+        assert value != DEFAULTS[name]
+
+    settings = RunSettings(**other_than_defaults)
+    request = resolve_request(settings, FAMILIES["deepseek-ocr"], PAGE)
+
+    for name, value in other_than_defaults.items():
+        assert getattr(request, name) == value, name
 
 
-def test_the_docs_list_every_setting():
-    listed = settings_tables() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert listed, WRITE
+def test_the_docs_list_every_setting() -> None:
+    docs = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    is_listed = settings_tables() in docs
+    assert is_listed, WRITE
 
 
-def test_sampling_as_text_is_the_same_as_the_mapping():
-    text, mapping = (
-        "temperature=0.7, top_k=5,no_repeat_ngram_size=20",
-        {"temperature": 0.7, "top_k": 5},
-    )
-    assert resolve_infer(text, None) == resolve_infer({**mapping, "no_repeat_ngram_size": 20}, None)
-    assert resolve_infer("do_sample=True", None)[0].do_sample
-    assert resolve_infer({"temperature": np.float64(0.5)}, None)[0].temperature == 0.5
+def test_sampling_as_text_is_the_same_as_the_mapping() -> None:
+    text = "temperature=0.7, top_k=5,no_repeat_ngram_size=20"
+    mapping = {"temperature": 0.7, "top_k": 5, "no_repeat_ngram_size": 20}
+    assert resolve_infer(text, None) == resolve_infer(mapping, None)
+
+
+def test_sampling_takes_words_numbers_of_numpy_and_a_temperature_of_0() -> None:
+    sampled, _ = resolve_infer("do_sample=True", None)
+    of_numpy, _ = resolve_infer({"temperature": np.float64(0.5)}, None)
+    assert sampled.do_sample
+    assert of_numpy.temperature == 0.5
     assert SamplingSettings.from_infer({"temperature": 0.0}) == SamplingSettings()
 
 
@@ -319,10 +368,15 @@ NUMBERS = st.one_of(
     st.sampled_from([10**400, 2**63, -(2**64), math.inf, -math.inf, math.nan, 5e-324]),
 )
 VALUES = st.one_of(
-    *(NUMBERS, st.booleans(), st.none(), st.text(max_size=5), st.lists(NUMBERS, max_size=2)),
+    NUMBERS,
+    st.booleans(),
+    st.none(),
+    st.text(max_size=5),
+    st.lists(NUMBERS, max_size=2),
     st.binary(max_size=3),
 )
-ASKED = sorted(set(setting_names(RunSettings)) - {"infer", "kernel_trace"})  # of no one type
+#: The settings of one type.
+SIMPLE_SETTINGS = sorted(set(setting_names(RunSettings)) - {"infer", "kernel_trace"})
 SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "no_repeat_ngram_size", "heat", 5)
 
 
@@ -330,8 +384,8 @@ SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "no_repeat_ngram_size"
 @example({"seed": math.nan})
 @example({"repeats": True})
 @example({"preset": ["tiny"]})
-@given(st.dictionaries(st.sampled_from(ASKED), VALUES, max_size=3))
-def test_a_setting_that_is_accepted_can_be_saved(settings):
+@given(st.dictionaries(st.sampled_from(SIMPLE_SETTINGS), VALUES, max_size=3))
+def test_a_setting_that_is_accepted_can_be_saved(settings: dict[str, Any]) -> None:
     try:
         RunSettings(**settings)
     except OcrPhasesError as error:
@@ -345,7 +399,7 @@ def test_a_setting_that_is_accepted_can_be_saved(settings):
 @example({"temperature": 2})
 @example({"top_k": 10**400})
 @given(st.dictionaries(st.sampled_from(SAMPLING), VALUES, max_size=3))
-def test_sampling_that_is_accepted_runs_and_can_be_saved(infer):
+def test_sampling_that_is_accepted_runs_and_can_be_saved(infer: dict[Any, Any]) -> None:
     try:
         settings = SamplingSettings.from_infer(infer)
     except OcrPhasesError as error:
@@ -353,11 +407,13 @@ def test_sampling_that_is_accepted_runs_and_can_be_saved(infer):
     else:
         json.dumps(asdict(settings), allow_nan=False)
         logits = torch.tensor([[-30.0, 0.0, 30.0]])
-        assert 0 <= Sampler(settings)(logits, torch.tensor([[0, 1]])).item() <= 2
+        token = Sampler(settings)(logits, torch.tensor([[0, 1]]))
+        assert 0 <= token.item() <= 2
 
 
 MANY = 10**15
-WRONG = {
+#: Wrong values of each setting.
+WRONG_VALUES: dict[str, list[Any]] = {
     "max_new_tokens": [0, MANY],
     "repeats": [0, "three", MANY],
     "warmup": [-1, MANY],
@@ -375,22 +431,38 @@ WRONG = {
     "embed_page": ["no"],
     "prompt": [5, "caf\udce9", None, ["markdown", 5], b"markdown", "\ud800"],
     "infer": [
-        *({"heat": 1}, {"temperature": -1}, {"top_p": 0}, {"temperature": math.inf}),
-        *({"do_sample": True, "temperature": 0}, {"no_repeat_ngram_window": 5}, [1], 5),
-        *([("temperature", 1.0)], "hot", "a=b", "a\nb=1", "temperature=warm", "heat=1", "greedy"),
+        {"heat": 1},
+        {"temperature": -1},
+        {"top_p": 0},
+        {"temperature": math.inf},
+        {"do_sample": True, "temperature": 0},
+        {"no_repeat_ngram_window": 5},
+        [1],
+        5,
+        [("temperature", 1.0)],
+        "hot",
+        "a=b",
+        "a\nb=1",
+        "temperature=warm",
+        "heat=1",
+        "greedy",
     ],
 }
-BOTH = ({"first_token": "redecode"}, {"verify": True}, {"strategy": "compiled"})
 
 
-@pytest.mark.parametrize("name", [*WRONG, "generate"])
-def test_a_wrong_value_is_refused_in_one_sentence(name):
-    wrong = [{name: value} for value in WRONG.get(name, ())] or [
-        {"generate": True, **more} for more in BOTH
-    ]
-    for settings in wrong:
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_wrong_value_is_refused_in_one_sentence(name: str) -> None:
+    for value in WRONG_VALUES[name]:
         with refused():
-            RunSettings(**settings)
+            RunSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"first_token": "redecode"}, {"verify": True}, {"strategy": "compiled"}], ids=str
+)
+def test_what_generate_has_no_way_to_do_is_refused(setting: dict[str, Any]) -> None:
+    with refused():
+        RunSettings(generate=True, **setting)
 
 
 @pytest.mark.parametrize(
@@ -409,12 +481,14 @@ def test_a_wrong_value_is_refused_in_one_sentence(name):
         ({"crop_mode": False, "base_size": 1024, "image_size": 640}, "image_size"),
     ],
 )
-def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
+def test_an_error_about_a_setting_names_it_in_a_field(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(SettingError) as caught:
         Settings(**settings)
     assert caught.value.field == field
+
     again = copy.copy(caught.value)  # made as it is made again in another process
-    assert (again.field, str(again)) == (field, str(caught.value))
+    assert again.field == field
+    assert str(again) == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -428,13 +502,13 @@ def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
         (Keyword("top_k", 5), "top_k=5"),  # no option of the command line
     ],
 )
-def test_the_command_line_names_options_in_place_of_keywords(keyword, option):
+def test_the_command_line_names_options_in_place_of_keywords(keyword: Keyword, option: str) -> None:
     spelling = OptionSpelling(DEFAULTS)
     error = SettingError(keyword.name, "Drop {keyword}.", keyword=keyword)
     assert error.sentence(spelling) == f"Drop {option}."
 
 
-def test_a_value_in_a_sentence_may_have_braces_and_is_never_read_as_a_place():
+def test_a_value_in_a_sentence_may_have_braces_and_is_never_read_as_a_place() -> None:
     typed = "{setting} {0} {"
     error = OcrPhasesError("{setting} is {typed}.", setting=Keyword("infer"), typed=typed)
     assert str(error) == f"infer is {typed}."
