@@ -227,7 +227,7 @@ class Explorer(RecordPanel):
             with self._errors_shown(f"{name}: "):
                 if not name.endswith(_RECORD_SUFFIXES):
                     first_image(data, name)
-                    pages[name] = (data, name)
+                    pages[name] = OfferedPage(data, name)
                     continue
                 if name.endswith(".gz"):
                     data = unpacked(data, LARGEST_FILE)
