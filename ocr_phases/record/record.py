@@ -174,7 +174,7 @@ class Record(Hinted):
 
     @property
     def has_random_weights(self) -> bool:
-        """Whether nobody trained its model (``dummy``): the times are real, and the text is noise."""
+        """Whether its model has random weights (``dummy``): then its text is noise."""
         return self.model.source == RANDOM_WEIGHTS
 
     @cached_property
