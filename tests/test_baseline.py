@@ -146,13 +146,8 @@ def test_days_that_differ_raise_no_alarm(
 
 
 @pytest.fixture
-def three_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the records of three days; the page of a comparison is not written."""
-
-    def path_of_no_page(*_: object, **__: object) -> Path:
-        return tmp_path / "compare.html"
-
-    monkeypatch.setattr("ocr_phases.report.render.write_report", path_of_no_page)
+def three_days(tmp_path: Path, no_comparison_page: None) -> Path:
+    """A folder with the records of three days."""
     save_all(tmp_path / "records", *DAYS[:3])
     return tmp_path / "records"
 
