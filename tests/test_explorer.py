@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -1394,3 +1395,11 @@ def test_an_error_of_any_kind_is_said_in_its_first_line_as_text(
 
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", fail)
     assert_refused(quick, "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away</p>")
+
+
+@pytest.mark.parametrize("script", ["explorer/panel.js", "view/view.js", "view/parts.js"])
+def test_the_browser_gets_whatever_its_scripts_read_of_the_kernel(script: str) -> None:
+    text = (resources.files("ocr_phases") / script).read_text(encoding="utf-8")
+    read = set(re.findall(r'model\.get\("(\w+)"\)', text))
+    assert read
+    assert read <= set(Explorer().keys)
