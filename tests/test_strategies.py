@@ -90,7 +90,7 @@ def batch_step(golden_session):
 def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, monkeypatch):
     # A replay does the work on the same tensors.
     monkeypatch.setattr(graphs, "capture", lambda run: run)
-    monkeypatch.setattr(captured, "note_host_syncs", lambda waits: nullcontext())
+    monkeypatch.setattr(graphs, "note_host_syncs", lambda waits: nullcontext())
     model, inputs = golden_session.model, RECORDINGS[FIRST].inputs(case)
     step = static_step(model, inputs, 6)
     step.prefill_execution = step.prefill.installed
@@ -108,7 +108,7 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session
 def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, monkeypatch):
     monkeypatch.setattr(graphs, "capture", lambda run: pytest.fail("captured"))
     monkeypatch.setattr(
-        captured, "note_host_syncs", lambda waits: nullcontext(waits.append("a wait"))
+        graphs, "note_host_syncs", lambda waits: nullcontext(waits.append("a wait"))
     )
     prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
     padded = golden_session.prepare([RECEIPT] * 2, preset="tiny", prompt=prompts)

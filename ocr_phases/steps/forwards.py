@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -37,6 +37,28 @@ def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
             module.forward = forward
             undo.callback(delattr, module, "forward")
         yield
+
+
+@contextlib.contextmanager
+def methods_of_kinds(methods: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Run modules by other methods than their class's, which get the module first, in a ``with``
+    block.
+
+    A module is of a subclass with that method for so long. So modules of one class that have one
+    method are of one class still, and what is compiled for one of them serves all of them; a
+    forward of its own, as `replaced_forwards` gives, would make each of them something else.
+    """
+    with contextlib.ExitStack() as undo:
+        for module, method in methods.items():
+            undo.callback(setattr, module, "__class__", type(module))
+            module.__class__ = _kind_with(type(module), method)
+        yield
+
+
+@cache
+def _kind_with(module_class: type[nn.Module], method: Forward) -> type[nn.Module]:
+    """A subclass whose forward is this method: the same one each time."""
+    return type(module_class.__name__, (module_class,), {"forward": method})
 
 
 class ForwardsByShape:
