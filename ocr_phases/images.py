@@ -389,7 +389,10 @@ def _read(source: str | Path) -> _PageFile:
             number = int(digits)
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
-            raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
+            raise OcrPhasesError(
+                f"{source!s} is a folder: give one page's file inside it, or measure all of its "
+                "pages with ocr-phases batch."
+            )
         return _PageFile(read_regular(path), path.name, path.suffix.lower(), number)
     except FileNotFoundError as error:
         raise OcrPhasesError(f"There is no file {source!s}: check the path.") from error

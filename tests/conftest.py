@@ -60,6 +60,7 @@ hypothesis.settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+#: What the vendors' code gave for each family.
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_2 = GOLDEN / "deepseek-ocr-2"
 GOLDEN_UNLIMITED = GOLDEN / "unlimited-ocr"
@@ -68,6 +69,7 @@ PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 RUNS = PAGES.parent / "runs"
 GPU_RECORD = RUNS / "h200-dummy-gundam.json.gz"
+#: Sizes of a dummy model that is quick to make and to run.
 SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=8,vocab=2304,sam_layers=1,clip_layers=1"
 SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
 #: How a program begins that cannot import torch.
@@ -83,6 +85,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that accepts new sentences and outputs."""
     parser.addoption(
         "--approve", action="store_true", help="accept what users see now (tests/approved)"
     )
@@ -120,13 +123,19 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Hand the option on, and leave the order of the files to `pytest_collection_modifyitems`."""
     refusals.approve = config.getoption("--approve")
     config.option.loadscopereorder = False  # xdist's own order begins with the files of most tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+    def place_of(item: pytest.Item) -> int:
+        return places.get(item.path.stem, len(places))
+
+    items.sort(key=place_of)
     gc.freeze()  # what was imported stays: no collection looks through it
 
 
@@ -151,7 +160,7 @@ def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pat
 
 
 def native_session(recording: Path) -> Callable[[], OCRSession]:
-    """A fixture: the native model of a recorded checkpoint."""
+    """A fixture that gives the native model of a recorded checkpoint."""
 
     @pytest.fixture(scope="session")
     def session(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
@@ -237,7 +246,7 @@ def quick_tiny_session(tiny_session: OCRSession) -> Iterator[OCRSession]:
 
 
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
-    """A fixture: the folder of a report that ``make`` writes.
+    """A fixture that gives the folder of a report, which ``make`` writes.
 
     It is written once for all workers of this run of the tests.
     """
@@ -257,7 +266,17 @@ def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., P
     return report_folder
 
 
-def report_without_torch(folder: Path) -> None:
+def write_plain_report(folder: Path) -> None:
+    """The report of a synthetic record."""
+    page_report(make_run(), folder)
+
+
+def write_attacked_report(folder: Path) -> None:
+    """The report of a record whose text and file name try to become elements."""
+    page_report(make_run(text=ATTACK, page_name="<b>page</b>.png"), folder)
+
+
+def write_gpu_report(folder: Path) -> None:
     """The report of a record from a GPU, by the command, where torch cannot be imported."""
     program = f"{NO_TORCH}from ocr_phases.cli import main\nsys.exit(main())"
     arguments = ["report", "--record", str(GPU_RECORD), "--out", str(folder)]
@@ -271,11 +290,9 @@ def report_without_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-#: Of a synthetic record, and of one whose text and file name try to become elements.
-plain_report = report_fixture("plain", lambda folder: page_report(make_run(), folder))
-ATTACKED = make_run(text=ATTACK, page_name="<b>page</b>.png")
-attacked_report = report_fixture("attacked", lambda folder: page_report(ATTACKED, folder))
-gpu_report = report_fixture("gpu", report_without_torch)
+plain_report = report_fixture("plain", write_plain_report)
+attacked_report = report_fixture("attacked", write_attacked_report)
+gpu_report = report_fixture("gpu", write_gpu_report)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ have.
 
 import dataclasses
 import io
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,7 @@ from ocr_phases.record.parts import (
 EOS = "<｜end▁of▁sentence｜>"
 
 SENTENCES = "A page is read once and written token by token. We time both halves. "
+#: The regions of the example's text: label, box and what is written in it.
 REGIONS = (
     ("title", (60, 40, 620, 90), "# Where the time goes"),
     ("text", (60, 120, 930, 300), SENTENCES * 3),
@@ -48,6 +50,7 @@ TEXT = "\n\n".join(
     for label, box, words in REGIONS
 )
 
+#: A text that tries to become elements of a page.
 ATTACK = (
     "<script>alert(1)</script></details></pre><img src=x onerror=alert(2)>"
     "<|ref|><svg onload=alert(3)><|/ref|><|det|>[[10, 10, 500, 500]]<|/det|>\n<iframe "
@@ -55,7 +58,8 @@ ATTACK = (
     "</style></title><b style='position:fixed'>"
 ) * 3
 
-SHAPES = {
+#: Keywords of `make_run` for a record of every shape.
+SHAPES: dict[str, dict[str, Any]] = {
     "crops": {},
     "no crops": {"crops": False},
     "cuda": {"cuda": True},
@@ -70,6 +74,8 @@ SHAPES = {
 }
 
 Row = tuple[Any, ...]
+#: A time in ms, of the number of a step (NA where there is none) and of a repeat.
+StepTime = Callable[[Any, int], float]
 
 
 def page_image(width: int = 620, height: int = 877) -> Image.Image:
@@ -349,7 +355,7 @@ def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:
     return dataclasses.replace(run, spans=spans)
 
 
-def with_times(run: PhaseRun, stage: str, ms: Any) -> PhaseRun:
+def with_times(run: PhaseRun, stage: str, ms: StepTime) -> PhaseRun:
     """The record with other times of a stage: ``ms(step, repeat)`` on both clocks."""
     spans = run.spans.copy()
     changed = spans["stage"] == stage
@@ -360,7 +366,7 @@ def with_times(run: PhaseRun, stage: str, ms: Any) -> PhaseRun:
     return dataclasses.replace(run, spans=spans)
 
 
-def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
+def with_steps(run: PhaseRun, ms: StepTime) -> PhaseRun:
     """The record with other times of its decode steps: ``ms(step, repeat)``."""
     return with_times(run, "decode_step", ms)
 
@@ -382,8 +388,9 @@ def _pieces(text: str, max_tokens: int | None) -> list[str]:
     """The text in tokens of about four characters, closed by the end token unless a limit
     cuts it.
     """
-    pieces = [text[start : start + 4] for start in range(0, len(text), 4)] + [EOS]
-    return pieces if max_tokens is None else pieces[:max_tokens]
+    pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
+    pieces.append(EOS)
+    return pieces[:max_tokens]
 
 
 class _RepeatClock:
@@ -417,11 +424,15 @@ class _RepeatClock:
         step: int | None = None,
     ) -> None:
         """A span of exactly this length; the clock stays where it is."""
-        host = length * (self.host_share if phase == "prefill" else 1.0)
-        self.rows.append((self.repeat, phase, name, view, step, start, length, start, host))
+        host_length = length
+        if phase == "prefill":
+            host_length *= self.host_share
+        row = (self.repeat, phase, name, view, step, start, length, start, host_length)
+        self.rows.append(row)
 
 
 def _prepare(clock: _RepeatClock) -> None:
+    """The spans of reading a page and packing it."""
     for name, ms in (("load_image", 21.0), ("tokenizer", 1.3), ("transfer", 4.2)):
         clock.stage("prepare", name, ms)
     clock.span("prepare", "prepare", 0.0, clock.now + 0.4 * clock.scale)
@@ -444,8 +455,10 @@ def _repeat(
     _prepare(clock)
 
     begin = clock.now
-    views = ("local", "global") if crops else ("global",)
-    for view in views if image else ():
+    views: tuple[str, ...] = ()
+    if image:
+        views = ("local", "global") if crops else ("global",)
+    for view in views:
         pace = 1.3 if view == "local" else 1.0
         for name, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
             clock.now += 0.2

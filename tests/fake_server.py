@@ -67,69 +67,98 @@ class Fake:
     @property
     def metrics(self) -> bytes:
         """What ``/metrics`` answers."""
-        lines = [
-            f'vllm:{name}_seconds_sum{{engine="0"}} {total}' for name, total in self.totals.items()
-        ]
-        lines += [
-            f'vllm:{name}_seconds_count{{engine="0"}} {self.finished}' for name in self.totals
-        ]
+        lines = []
+        for name, total in self.totals.items():
+            lines.append(f'vllm:{name}_seconds_sum{{engine="0"}} {total}')
+            lines.append(f'vllm:{name}_seconds_count{{engine="0"}} {self.finished}')
         return "\n".join(lines).encode()
+
+    @property
+    def pages(self) -> dict[str, Any]:
+        """What is answered to a GET, by its path: bytes or what becomes JSON."""
+        pages: dict[str, dict[str, Any]] = {
+            "vllm": {"/version": {"version": "0.32.0"}, "/metrics": self.metrics},
+            "sglang": {"/get_server_info": {"version": "0.5.5"}},
+            "sglang-2026": {"/server_info": {"version": "0.5.9"}},
+            "llama.cpp": {"/props": {"build_info": "b6500-1a2b3c", "total_slots": 1}},
+            "ollama": {"/api/version": {"version": "0.13.1"}},
+        }
+        of_dialect = pages.get(self.dialect, {})
+        if self.shown is not None:
+            of_dialect = {path: page for path, page in of_dialect.items() if path in self.shown}
+        models = [{"id": name} for name in self.models]
+        return {**of_dialect, "/v1/models": {"data": models}}
+
+    def take_stages(self) -> list[list[Any]]:
+        """The stages that were noted since this was last called."""
+        stages = self.stages
+        self.stages = []
+        return stages
+
+    def add_times(self, ttft: float, queue: float, prefill: float, decode: float) -> None:
+        """Count a finished request, with its seconds in the order of `TIMES`."""
+        for name, seconds in zip(self.totals, (ttft, queue, prefill, decode), strict=True):
+            self.totals[name] += seconds
+        self.finished += 1 + self.others
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers a request as the fake says."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else chunks arrive together
     fake: Fake
 
     def log_message(self, *_: Any) -> None:
-        pass
+        """Nothing is logged."""
 
     def say(self, value: Any, status: int = 200, **headers: str) -> None:
         """Answer with these bytes, or with JSON."""
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {"Content-Length": str(len(data)), **headers}.items():
+        self.send_header("Content-Length", str(len(data)))
+        for name, text in headers.items():
             self.send_header(name, text)
         self.end_headers()
         self.wfile.write(data)
 
-    def refused(self) -> bool:
-        """Whether the key is wrong; a careless server repeats it."""
-        given = self.headers.get("Authorization")
-        wrong = bool(self.fake.key) and given != f"Bearer {self.fake.key}"
-        if wrong:
-            self.say({"error": {"message": f"wrong key {given}"}}, 401)
-        return wrong
+    def refuses_key(self) -> bool:
+        """Whether the key is wrong, which is answered then; a careless server repeats it."""
+        key = self.headers.get("Authorization")
+        if not self.fake.key or key == f"Bearer {self.fake.key}":
+            return False
+        self.say({"error": {"message": f"wrong key {key}"}}, 401)
+        return True
 
     def do_GET(self) -> None:
-        fake = self.fake
-        answers = {
-            "vllm": {"/version": {"version": "0.32.0"}, "/metrics": fake.metrics},
-            "sglang": {"/get_server_info": {"version": "0.5.5"}},
-            "sglang-2026": {"/server_info": {"version": "0.5.9"}},
-            "llama.cpp": {"/props": {"build_info": "b6500-1a2b3c", "total_slots": 1}},
-            "ollama": {"/api/version": {"version": "0.13.1"}},
-        }.get(fake.dialect, {})
-        if fake.shown is not None:
-            answers = {path: answers[path] for path in answers if path in fake.shown}
-        answers["/v1/models"] = {"data": [{"id": name} for name in fake.models]}
-        if not self.refused():
-            self.say(answers.get(self.path, NOT_FOUND), 200 if self.path in answers else 404)
+        if self.refuses_key():
+            return
+        pages = self.fake.pages
+        if self.path in pages:
+            self.say(pages[self.path])
+        else:
+            self.say(NOT_FOUND, 404)
 
     def do_POST(self) -> None:
-        fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/collective_rpc" and fake.watched:
-            if body["method"] == "ocr_watch":
-                model = {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}
-                return self.say({"results": [{"model": model}]})
-            noted = fake.stages
-            fake.stages = []
-            return self.say({"results": [[time.monotonic(), noted]]})
-        if self.path != "/v1/chat/completions":
-            return self.say(NOT_FOUND, 404)
-        if self.refused():
-            return None
+        if self.path == "/collective_rpc" and self.fake.watched:
+            self.call_worker(body["method"])
+        elif self.path != "/v1/chat/completions":
+            self.say(NOT_FOUND, 404)
+        elif not self.refuses_key():
+            self.read_page(body)
+
+    def call_worker(self, method: str) -> None:
+        """What the worker's extension answers."""
+        if method == "ocr_watch":
+            model = {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}
+            self.say({"results": [{"model": model}]})
+        else:
+            self.say({"results": [[time.monotonic(), self.fake.take_stages()]]})
+
+    def read_page(self, body: dict[str, Any]) -> None:
+        """Answer a chat completion, or go wrong at once where the fault is no stream's."""
+        fake = self.fake
         fake.bodies.append(body)
         fake.headers.append(dict(self.headers))
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
@@ -137,17 +166,17 @@ class Handler(BaseHTTPRequestHandler):
             message = "no, said the server"
             if fake.key:  # it repeats the key, too
                 message += f" {fake.key}"
-            return self.say({"error": {"message": message}}, int(fault))
-        if fault == "redirect":
-            return self.say({"choices": []}, 307, Location=ELSEWHERE)
-        if fault == "whole":
-            return self.say({"choices": []}, 200)
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.stream(body, fault)
-        return None
+            self.say({"error": {"message": message}}, int(fault))
+        elif fault == "redirect":
+            self.say({"choices": []}, 307, Location=ELSEWHERE)
+        elif fault == "whole":
+            self.say({"choices": []}, 200)
+        else:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.stream(body, fault)
 
     def event(self, value: Any) -> None:
         """Send these bytes, or an event with JSON, as a chunk of HTTP's transfer encoding."""
@@ -158,17 +187,17 @@ class Handler(BaseHTTPRequestHandler):
         """What happens once half of the tokens are sent."""
         if fault == "stall":
             time.sleep(5)
-        if fault == "disconnect":
+        elif fault == "disconnect":
             self.connection.shutdown(socket.SHUT_RDWR)
-        while fault == "huge":
-            self.event(b"data: " + b"x" * 10**6)
-        sent = {
-            "malformed": b"data: {not json\n\n",
-            "mistyped": {"choices": [{"token_ids": ["four"]}]},
-        }
-        sent["error"] = {"error": {"message": "out of memory", "code": 500}}
-        if fault in sent:
-            self.event(sent[fault])
+        elif fault == "huge":
+            while True:
+                self.event(b"data: " + b"x" * 10**6)
+        elif fault == "malformed":
+            self.event(b"data: {not json\n\n")
+        elif fault == "mistyped":
+            self.event({"choices": [{"token_ids": ["four"]}]})
+        elif fault == "error":
+            self.event({"error": {"message": "out of memory", "code": 500}})
 
     def note_prefill(self, begun: float) -> None:
         """Note a vision stage and a call of the text model in the time before the first token."""
@@ -182,52 +211,74 @@ class Handler(BaseHTTPRequestHandler):
     def stream(self, body: dict[str, Any], fault: str) -> None:
         """The events of an answer."""
         fake = self.fake
-        begun = time.monotonic()
-        sends_ids = fake.dialect == "vllm"
         count = min(body.get("max_tokens", 99), len(fake.tokens))
+        begun = time.monotonic()
         time.sleep(fake.vision)
         self.note_prefill(begun)
-        choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-        first_event: dict[str, Any] = {"choices": [choice]}
-        if sends_ids:
-            first_event["prompt_token_ids"] = fake.prompt
-        self.event(first_event)
-        self.event(b": ping\n\n")
-        sent = time.monotonic()
+
+        self.send_role()
+        first_sent = time.monotonic()
         for start in range(0, count, fake.a_chunk):
-            part = slice(start, min(start + fake.a_chunk, count))
             if start and start >= count // 2:
                 self.go_wrong(fault)
-            choice = {"delta": {"content": "".join(fake.tokens[part])}, "finish_reason": None}
-            if sends_ids:
-                choice["token_ids"] = IDS[part]
-            if body.get("logprobs"):
-                choice["logprobs"] = {
-                    "content": [{"token": "x", "logprob": -0.5} for _ in IDS[part]]
-                }
-            self.event({"choices": [choice]})
+            self.send_tokens(
+                slice(start, min(start + fake.a_chunk, count)), bool(body.get("logprobs"))
+            )
             fake.stages.append(["language_model", time.monotonic(), 0.4, 1])
             time.sleep(fake.pause)
-        last: dict[str, Any] = {"delta": {}, "finish_reason": "length"}
-        if fake.dialect == "sglang":  # which sends all ids at the end
-            last["token_ids"] = IDS[:count]
-        self.event({"choices": [last]})
-        times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent)
-        for name, seconds in zip(fake.totals, times, strict=True):
-            fake.totals[name] += seconds
-        fake.finished += 1 + fake.others
-        details = None if fake.cached is None else {"cached_tokens": fake.cached}
+
+        prefill_s = (first_sent - begun) / 2
+        decode_s = time.monotonic() - first_sent
+        self.send_end_of_tokens(count)
+        fake.add_times(first_sent - begun, 0.001, prefill_s, decode_s)
+        self.send_usage(count, prefill_s, decode_s)
+        self.event(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def send_role(self) -> None:
+        """The first event, which has no token; vLLM tells the prompt's ids in it."""
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+        event: dict[str, Any] = {"choices": [choice]}
+        if self.fake.dialect == "vllm":
+            event["prompt_token_ids"] = self.fake.prompt
+        self.event(event)
+        self.event(b": ping\n\n")
+
+    def send_tokens(self, part: slice, with_logprobs: bool) -> None:
+        """An event with the text of some tokens; vLLM sends their ids, too."""
+        choice: dict[str, Any] = {
+            "delta": {"content": "".join(self.fake.tokens[part])},
+            "finish_reason": None,
+        }
+        if self.fake.dialect == "vllm":
+            choice["token_ids"] = IDS[part]
+        if with_logprobs:
+            content = [{"token": "x", "logprob": -0.5} for _ in IDS[part]]
+            choice["logprobs"] = {"content": content}
+        self.event({"choices": [choice]})
+
+    def send_end_of_tokens(self, count: int) -> None:
+        """The event that says why the answer ended; SGLang sends all ids in it."""
+        choice: dict[str, Any] = {"delta": {}, "finish_reason": "length"}
+        if self.fake.dialect == "sglang":
+            choice["token_ids"] = IDS[:count]
+        self.event({"choices": [choice]})
+
+    def send_usage(self, count: int, prefill_s: float, decode_s: float) -> None:
+        """The event with the counts of tokens; llama.cpp tells its times in it."""
+        fake = self.fake
+        details = None
+        if fake.cached is not None:
+            details = {"cached_tokens": fake.cached}
         usage = {
             "prompt_tokens": len(fake.prompt),
             "prompt_tokens_details": details,
             "completion_tokens": count,
         }
-        end: dict[str, Any] = {"choices": [], "usage": usage}
+        event: dict[str, Any] = {"choices": [], "usage": usage}
         if fake.dialect == "llama.cpp":
-            end["timings"] = {"prompt_ms": 1e3 * times[2], "predicted_ms": 1e3 * times[3]}
-        self.event(end)
-        self.event(b"data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
+            event["timings"] = {"prompt_ms": 1e3 * prefill_s, "predicted_ms": 1e3 * decode_s}
+        self.event(event)
 
 
 @contextlib.contextmanager

@@ -27,30 +27,32 @@ from ocr_phases.steps.phases import DecodeState
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ("base", "gundam", "small", "batch")
 #: The special ids that the recorded pages were packed with.
-IMAGE_ID, BOS, PAD = 300, 0, 1
+IMAGE_ID = 300
+BOS = 0
+PAD = 1
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of one family.
-
-    ``session`` is the fixture of its model, ``cases`` are those of its forward pass. Pixels are
-    kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's output. A case
-    of ``made_of`` has the first page of others. ``generated`` are the cases compared with
-    ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the language
-    model to ``embeds``.
-    """
+    """What was recorded of one family."""
 
     name: str
+    #: The name of the fixture that loads its model.
     session: str
     folder: Path
+    #: The cases of its forward pass.
     cases: tuple[str, ...]
+    #: The cases that are compared with ``generate()``, and for how many tokens.
     generated: tuple[str, ...]
     steps: int = 12
+    #: Pixels are kept at ``1 / scale`` of their size.
     scale: int = 1
+    #: Every ``skip``-th row of the projector's output is kept.
     skip: int = 1
+    #: How near logits are to the recorded ones, and what goes into the language model.
     tolerance: float = 5e-4
     embeds: float = 1e-4
+    #: The cases that consist of the first pages of others.
     made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
@@ -86,6 +88,10 @@ class Recording:
                 crop_count = len(page_crops)
                 crops.append(self._pixel_values(page_crops))
             crop_counts += [crop_count] * len(views)
+
+        position_ids = None
+        if not mask.all():
+            position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
         return DeviceInputs(
             input_ids=ids,
             attention_mask=mask,
@@ -94,54 +100,64 @@ class Recording:
             pixel_values_local=torch.cat(crops) if crops else None,
             num_local_patches=crop_counts,
             patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
-            position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
+            position_ids=position_ids,
         )
 
     def _pages_of(self, case: str) -> list[str]:
         """The names of the recorded pages of a case, in their order."""
-        pixels = "images_ori_small" if self.scale > 1 else "images_ori"
+        pixels = "images_ori"
+        if self.scale > 1:
+            pixels = "images_ori_small"
         if case in self.made_of:
             return [f"{source}.{pixels}.0" for source in self.made_of[case]]
         return sorted(name for name in self.forward if name.startswith(f"{case}.{pixels}."))
 
     def _pixel_values(self, recorded: Tensor) -> Tensor:
         """What the model sees of recorded pixels, [N, 3, S, S] of 0 to 255, at their full size."""
-        full_size = recorded.repeat_interleave(self.scale, 2).repeat_interleave(self.scale, 3)
+        full_height = recorded.repeat_interleave(self.scale, dim=2)
+        full_size = full_height.repeat_interleave(self.scale, dim=3)
         values = (full_size.float() / 255 - 0.5) / 0.5
         return values.to(torch.bfloat16).float()
 
 
 @cache
 def _tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a packed file, by name."""
     return load(lzma.decompress(path.read_bytes()))
 
 
+_DEEPSEEK_OCR = Recording(
+    "deepseek-ocr",
+    session="golden_session",
+    folder=GOLDEN,
+    cases=CASES,
+    generated=CASES,
+    tolerance=1e-4,
+)
+_DEEPSEEK_OCR_2 = Recording(
+    "deepseek-ocr-2",
+    session="ocr2_session",
+    folder=GOLDEN / "deepseek-ocr-2",
+    cases=("base", "gundam", "page768", "batch", "mixed"),
+    generated=("page768",),
+    steps=8,
+    scale=8,
+    skip=8,
+    embeds=5e-4,
+    made_of={"mixed": ("gundam", "base")},
+)
+_UNLIMITED_OCR = Recording(
+    "unlimited-ocr",
+    session="unlimited_session",
+    folder=GOLDEN / "unlimited-ocr",
+    cases=("base", "gundam", "small", "batch", "multi", "long"),
+    generated=("long", "multi", "gundam"),
+    steps=34,  # twice around its window
+    scale=4,
+)
+#: What was recorded, by the name of the family.
 RECORDINGS = {
-    row.name: row
-    for row in (
-        Recording("deepseek-ocr", "golden_session", GOLDEN, CASES, CASES, tolerance=1e-4),
-        Recording(
-            "deepseek-ocr-2",
-            "ocr2_session",
-            GOLDEN / "deepseek-ocr-2",
-            ("base", "gundam", "page768", "batch", "mixed"),
-            ("page768",),
-            steps=8,
-            scale=8,
-            skip=8,
-            embeds=5e-4,
-            made_of={"mixed": ("gundam", "base")},
-        ),
-        Recording(
-            "unlimited-ocr",
-            "unlimited_session",
-            GOLDEN / "unlimited-ocr",
-            ("base", "gundam", "small", "batch", "multi", "long"),
-            ("long", "multi", "gundam"),
-            steps=34,  # twice around its window
-            scale=4,
-        ),
-    )
+    recording.name: recording for recording in (_DEEPSEEK_OCR, _DEEPSEEK_OCR_2, _UNLIMITED_OCR)
 }
 
 
@@ -163,6 +179,7 @@ VENDOR_CASES = {
 
 @cache
 def vendor_inputs(session: OCRSession, case: str) -> DeviceInputs:
+    """A case of the vendor's class as inputs for the model."""
     image, preset = VENDOR_CASES[case]
     return session.prepare(image, preset=preset).to("cpu", torch.float32)
 
@@ -186,17 +203,23 @@ def assert_same(mine: DecodeState, eager: DecodeState) -> None:
 
 @contextmanager
 def captured(module: nn.Module, take: str) -> Iterator[list[Any]]:
-    """What a module gives (``take="output"``) or is given as ``inputs_embeds``."""
-    seen: list[Any] = []
+    """A list of what a module gives (``take="output"``) or is given as ``inputs_embeds``, in each
+    of its calls.
+    """
+    taken: list[Any] = []
 
-    def hook(module, args, kwargs, output):
-        seen.append(kwargs["inputs_embeds"] if take == "inputs_embeds" else output)
+    def hook(_module: nn.Module, _args: Any, arguments: dict[str, Any], output: Any) -> None:
+        if take == "output":
+            taken.append(output)
+        else:
+            taken.append(arguments[take])
 
     with module.register_forward_hook(hook, with_kwargs=True):
-        yield seen
+        yield taken
 
 
-_SEEN: dict[nn.Module, list[tuple[Tensor, Any]]] = {}
+#: For each SAM, the pixels that it was called with and what it gave.
+_SAM_CALLS: dict[nn.Module, list[tuple[Tensor, Any]]] = {}
 
 
 def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
@@ -205,30 +228,36 @@ def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
     """
     sam = session.interface.modules(session.model)["sam"]
     encode = type(sam).forward
-    seen = _SEEN.setdefault(sam, [])
+    calls = _SAM_CALLS.setdefault(sam, [])
 
-    def forward(pixels: Tensor, **named: Any) -> Any:
+    def forward(pixels: Tensor, **options: Any) -> Any:
         if torch.is_grad_enabled():
-            return encode(sam, pixels, **named)
-        for known, output in seen:
-            if torch.equal(known, pixels):
+            return encode(sam, pixels, **options)
+        for known_pixels, output in calls:
+            if torch.equal(known_pixels, pixels):
                 return output
-        output = encode(sam, pixels, **named)
-        seen.append((pixels, output))
+        output = encode(sam, pixels, **options)
+        calls.append((pixels, output))
         return output
 
     return mock.patch.object(sam, "forward", forward)
 
 
-def in_vendors_order(calls: list[Tensor], counts: list[int]) -> list[Tensor]:
-    """The class sees all pages, then all crops; the vendor's, page by page, the crops and then the
-    page.
+def in_vendors_order(calls: list[Tensor], crop_counts: list[int]) -> list[Tensor]:
+    """What a stage gave for all pages and then for all crops, in the order of the vendor's class:
+    page by page, the crops and then the page.
     """
     pages = calls[0].split(1)
-    crops = calls[1].split(counts) if len(calls) > 1 else [calls[0][:0]] * len(pages)
-    return [
-        part for page, own in zip(pages, crops, strict=True) for part in (own, page) if len(part)
-    ]
+    crops = [calls[0][:0]] * len(pages)
+    if len(calls) > 1:
+        crops = list(calls[1].split(crop_counts))
+
+    parts = []
+    for page, page_crops in zip(pages, crops, strict=True):
+        if len(page_crops):
+            parts.append(page_crops)
+        parts.append(page)
+    return parts
 
 
 def stand_in(text: str) -> list[int]:

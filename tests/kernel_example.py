@@ -11,8 +11,10 @@ from ocr_phases import PhaseRun
 from ocr_phases.measure.trace_events import KV_RANGE, Identity
 from ocr_phases.record.parts import to_plain
 
-THREAD = 7
-Kernel = tuple[str, float, float]  # name, begin, end
+HOST_THREAD = 7
+DEVICE_THREAD = 13
+#: A name, the begin and the end.
+Kernel = tuple[str, float, float]
 
 
 class TraceWriter:
@@ -26,11 +28,20 @@ class TraceWriter:
         self.spans: list[tuple[float, Identity]] = []
         self.correlation = 0
 
-    def event(self, cat: str, name: str, start: float, end: float, **args: Any) -> None:
-        tid = 13 if cat in ("kernel", "gpu_memcpy") else THREAD
-        times = {"ts": 1e9 + start, "dur": end - start}
+    def event(self, category: str, name: str, start: float, end: float, **args: Any) -> None:
+        """Any event with a duration; times are counted from a second of the machine's clock."""
+        is_of_device = category in ("kernel", "gpu_memcpy")
         self.events.append(
-            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, **times, "args": args}
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": 1,
+                "tid": DEVICE_THREAD if is_of_device else HOST_THREAD,
+                "ts": 1e9 + start,
+                "dur": end - start,
+                "args": args,
+            }
         )
 
     def stage(
@@ -42,28 +53,36 @@ class TraceWriter:
         view: str = "",
         step: int | None = None,
     ) -> None:
+        """The range of a stage, and its span in the record."""
         self.event("user_annotation", stage, start, end)
         self.spans.append((start, (phase, stage, view, step)))
 
-    def operator(self, name: str, start: float, end: float, external: int = 0) -> None:
-        self.event("cpu_op", name, start, end, **{"External id": external})
+    def operator(self, name: str, start: float, end: float, external: int = 0, **args: Any) -> None:
+        """An operator of torch, with the id that ties kernels to it."""
+        self.event("cpu_op", name, start, end, **{"External id": external, **args})
 
     def launch(
         self,
         start: float,
         *kernels: Kernel,
         call: str = "cudaLaunchKernel",
-        cat: str = "kernel",
+        category: str = "kernel",
         us: float = 5,
     ) -> None:
         """A call of ``us`` and the device's work behind it, all with one correlation id."""
         self.correlation += 1
         self.event("cuda_runtime", call, start, start + us, correlation=self.correlation)
         for name, begin, end in kernels:
-            self.event(cat, name, begin, end, correlation=self.correlation, stream=7)
+            self.event(category, name, begin, end, correlation=self.correlation, stream=7)
 
     def sync(self, start: float, end: float) -> None:
+        """The host waits for the device."""
         self.launch(start, call="cudaStreamSynchronize", us=end - start)
+
+    def identities(self) -> list[Identity]:
+        """What each span is of, in the order in which they began."""
+        in_order = sorted(self.spans, key=lambda span: span[0])
+        return [identity for _, identity in in_order]
 
 
 def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
@@ -85,7 +104,7 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
         610,
         ("Memcpy DtoH (Device -> Pageable)", 630, 640),
         call="cudaMemcpyAsync",
-        cat="gpu_memcpy",
+        category="gpu_memcpy",
     )
     trace.sync(620, 700)
     trace.launch(800, ("gemm", 810, 910))
@@ -94,7 +113,8 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.event("cuda_runtime", "cudaEventRecord", 1380, 1382, correlation=900)
     trace.event("gpu_user_annotation", "sam", 100, 260)
     trace.stage("decode", "decode", 2100, 3500)
-    for step, start in enumerate((2200, 2700)):
+    for step in range(2):
+        start = 2200 + 500 * step
         trace.stage("decode", "decode_step", start, start + 400, step=step)
         trace.launch(
             start + 20,
@@ -109,8 +129,7 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.operator("aten::fill_", 2790, 2795, external=55)
     trace.event("kernel", "fill", 2950, 2960, **{"correlation": 999, "External id": 55})
     trace.launch(4100, ("outside", 4110, 4120))
-    spans = [span for _, span in sorted(trace.spans, key=lambda item: item[0])]
-    return {"schemaVersion": 1, "traceEvents": trace.events}, spans
+    return {"schemaVersion": 1, "traceEvents": trace.events}, trace.identities()
 
 
 def launched_step(head_by_shape: bool = False) -> tuple[dict[str, Any], list[Identity]]:
@@ -121,10 +140,8 @@ def launched_step(head_by_shape: bool = False) -> tuple[dict[str, Any], list[Ide
     trace = TraceWriter()
     trace.stage("decode", "decode_step", 0, 400, step=0)
     if head_by_shape:
-        trace.event("cpu_op", "embedding", 10, 20, **{"External id": 1, "Input Dims": [[50, 8]]})
-        trace.event(
-            "cpu_op", "gemv", 120, 150, **{"External id": 2, "Input Dims": [[1, 8], [50, 8]]}
-        )
+        trace.operator("embedding", 10, 20, external=1, **{"Input Dims": [[50, 8]]})
+        trace.operator("gemv", 120, 150, external=2, **{"Input Dims": [[1, 8], [50, 8]]})
     else:
         trace.stage("decode", "language_model", 5, 110)
         trace.stage("decode", "lm_head", 115, 160)
@@ -133,8 +150,7 @@ def launched_step(head_by_shape: bool = False) -> tuple[dict[str, Any], list[Ide
     trace.launch(30, ("triton_index_copy", 40, 50))
     trace.launch(60, ("flash_decode", 70, 130))
     trace.launch(125, ("gemv", 140, 240))
-    spans = [span for _, span in sorted(trace.spans, key=lambda item: item[0])]
-    return {"traceEvents": trace.events}, spans
+    return {"traceEvents": trace.events}, trace.identities()
 
 
 def example_view() -> dict[str, Any]:
@@ -145,6 +161,9 @@ def example_view() -> dict[str, Any]:
 
 
 def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:
-    return altered(
-        run or make_run(cuda=True), kernels={"tool": "torch.profiler", **(view or example_view())}
-    )
+    """The record, or one of a GPU, with this kernel view or the example's."""
+    if run is None:
+        run = make_run(cuda=True)
+    if view is None:
+        view = example_view()
+    return altered(run, kernels={"tool": "torch.profiler", **view})

@@ -5,7 +5,11 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import batch_stub
 import pytest
@@ -43,53 +47,88 @@ PAIRS = {
 COMPARED = RECORDS | {"invoice-eager": RUNS / "h200-invoice-eager.json.gz"}
 
 
+@dataclass
+class VerbOutput:
+    """What a verb gives: its JSON, what else it printed, and the text of the page that it wrote."""
+
+    said: dict[str, Any]
+    text: str
+    document: str | None
+
+    def with_marks(self, verb: str, record: ApprovedRecord) -> "VerbOutput":
+        """The same with marks for what is approved once for a record."""
+        text = record.without_verdict(self.text)
+        if verb == "verify":
+            text = record.in_print(text)
+        document = self.document
+        if document is not None:
+            document = record.in_page(record.without_verdict(document))
+        return VerbOutput(record.in_json(self.said), text, document)
+
+
+ShowApproved = Callable[..., None]
+
+
 @pytest.fixture
-def show(tmp_path, capsys, monkeypatch):
+def show_approved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> ShowApproved:
     """Run a verb in an empty folder and compare its JSON, what else it printed, and its page."""
     monkeypatch.chdir(tmp_path)
 
-    def shown(name, *command, page=None, record=None):
+    def show(
+        name: str,
+        *command: str,
+        page: str | None = None,
+        record: ApprovedRecord | None = None,
+    ) -> None:
         code = main([*command, "--json"])
-        printed = capsys.readouterr()
-        said = json.loads(printed.out)
-        text = f"{printed.err}exit code {code}\n"
-        document = None if page is None else seen((tmp_path / page).read_text(encoding="utf-8"))
-        if record is not None:
-            said = record.in_json(said)
-            text = record.without_verdict(text)
-            if command[0] == "verify":
-                text = record.in_print(text)
-            if document is not None:
-                document = record.in_page(record.without_verdict(document))
-        compare(f"{name}.json", as_json(said), tmp_path)
-        compare(f"{name}.txt", text, tmp_path)
-        if document is not None:
-            compare(f"{name}.html.txt", document, tmp_path)
 
-    return shown
+        printed = capsys.readouterr()
+        document = None
+        if page is not None:
+            document = seen((tmp_path / page).read_text(encoding="utf-8"))
+        text = f"{printed.err}exit code {code}\n"
+        output = VerbOutput(json.loads(printed.out), text, document)
+        if record is not None:
+            output = output.with_marks(command[0], record)
+
+        compare(f"{name}.json", as_json(output.said), tmp_path)
+        compare(f"{name}.txt", output.text, tmp_path)
+        if output.document is not None:
+            compare(f"{name}.html.txt", output.document, tmp_path)
+
+    return show
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_is_shown_as_approved(name, show, tmp_path, monkeypatch):
+def test_a_record_is_shown_as_approved(
+    name: str, show_approved: ShowApproved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(RECORDS[name])
     run = PhaseRun.load(path)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
-    price = ["--price-per-hour", str(PRICE)] if name == "energy" else []
-    record = ApprovedRecord(priced(run, PRICE if price else None))
+    price = []
+    record = ApprovedRecord(priced(run, None))
+    if name == "energy":
+        price = ["--price-per-hour", str(PRICE)]
+        record = ApprovedRecord(priced(run, PRICE))
+
     compare("figures.txt", record.figure_names(), tmp_path)
     compare(f"{name}/record.json", record.result_text(), tmp_path)
     compare(f"{name}/checks.txt", record.checks_text(), tmp_path)
-    page = str(PAGES / "slide.png")
-    show(f"{name}/profile", "profile", page, "--device", "cpu", *price, record=record)
+
+    profile = ["profile", str(PAGES / "slide.png"), "--device", "cpu", *price]
+    show_approved(f"{name}/profile", *profile, record=record)
     report = ["report", "--record", path, "--out", "out", *price]
-    show(f"{name}/report", *report, page="out/report.html", record=record)
+    show_approved(f"{name}/report", *report, page="out/report.html", record=record)
     verify = ["verify", "--record", path, "--out", "checks", *price]
-    show(f"{name}/verify", *verify, page="checks/verify.html", record=record)
-    show(f"{name}/artifacts", "artifacts", path, "--out", "artifacts")
+    show_approved(f"{name}/verify", *verify, page="checks/verify.html", record=record)
+    show_approved(f"{name}/artifacts", "artifacts", path, "--out", "artifacts")
 
 
-def test_reason_and_remedy_of_each_check_are_as_approved(tmp_path):
+def test_reason_and_remedy_of_each_check_are_as_approved(tmp_path: Path) -> None:
     texts: dict[str, list[str]] = {}
     for path in RECORDS.values():
         for check in run_checks(PhaseRun.load(path)):
@@ -101,10 +140,13 @@ def test_reason_and_remedy_of_each_check_are_as_approved(tmp_path):
     compare("checks.txt", "".join(lines), tmp_path)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_comparison_is_shown_as_approved(name, show):
-    records = [str(COMPARED[each]) for each in PAIRS[name]]
-    show(f"compare/{name}", "compare", *records, "--out", "out", page="out/compare.html")
+@pytest.mark.parametrize(("name", "records"), PAIRS.items(), ids=PAIRS)
+def test_a_comparison_is_shown_as_approved(
+    name: str, records: tuple[str, ...], show_approved: ShowApproved
+) -> None:
+    paths = [str(COMPARED[record]) for record in records]
+    command = ["compare", *paths, "--out", "out"]
+    show_approved(f"compare/{name}", *command, page="out/compare.html")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +155,28 @@ def test_a_comparison_is_shown_as_approved(name, show):
         ("records", ("eager", "compiled", "captured", "cpu", "noisy"), ()),
         ("energy", ("eager", "energy"), ("--price-per-hour", str(PRICE))),
     ],
+    ids=["records", "energy"],
 )
-def test_a_sweep_is_shown_as_approved(name, cells, options, show, tmp_path):
+def test_a_sweep_is_shown_as_approved(
+    name: str,
+    cells: tuple[str, ...],
+    options: tuple[str, ...],
+    show_approved: ShowApproved,
+    tmp_path: Path,
+) -> None:
     runs = tmp_path / "cells" / "runs"
     runs.mkdir(parents=True)
     for cell in cells:
-        shutil.copy(RECORDS[cell], runs / f"{cell}{''.join(RECORDS[cell].suffixes)}")
-    sweep = ["sweep", "--records", "cells", "--out", "out", *options]
-    show(f"sweep/{name}", *sweep, page="out/sweep.html")
+        suffixes = "".join(RECORDS[cell].suffixes)
+        shutil.copy(RECORDS[cell], runs / f"{cell}{suffixes}")
+
+    command = ["sweep", "--records", "cells", "--out", "out", *options]
+    show_approved(f"sweep/{name}", *command, page="out/sweep.html")
+
+
+def render_nothing(request: Any) -> Any:
+    """A worker's answer to a request, without a wait and without a report."""
+    return batch_stub.handler(request, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +185,28 @@ def test_a_sweep_is_shown_as_approved(name, cells, options, show, tmp_path):
         ("index", ("cpu", "noisy", "eager", "failed"), ()),
         ("energy", ("eager", "energy"), ("--price-per-hour", str(PRICE))),
     ],
+    ids=["index", "energy"],
 )
-def test_a_batch_index_is_shown_as_approved(name, pages, options, show, tmp_path, monkeypatch):
+def test_a_batch_index_is_shown_as_approved(
+    name: str,
+    pages: tuple[str, ...],
+    options: tuple[str, ...],
+    show_approved: ShowApproved,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In this process, and without its reports, which are shown above: a worker would import it all
     again.
     """
-    pool = Here(lambda request: batch_stub.handler(request, lambda: None))
-    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", lambda _: pool)
-    listed = {page: a_job(f"{page}.png") for page in pages}
-    for page, job in listed.items():
-        told = {"failure": "page", "reason": "No image."} if page == "failed" else {}
-        record = None if told else PhaseRun.load(RECORDS[page]).to_json()
-        put_page(tmp_path / "batch", job, record, **told)
-    list_pages(listed.values(), tmp_path / "batch")
-    batch = ["batch", "--out", "batch", "--render", "only", *options]
-    show(f"batch/{name}", *batch, page="batch/index.html")
+    workers = Here(render_nothing)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", lambda _: workers)
+    jobs = {page: a_job(f"{page}.png") for page in pages}
+    for page, job in jobs.items():
+        if page == "failed":
+            put_page(tmp_path / "batch", job, None, failure="page", reason="No image.")
+        else:
+            put_page(tmp_path / "batch", job, PhaseRun.load(RECORDS[page]).to_json())
+    list_pages(jobs.values(), tmp_path / "batch")
+
+    command = ["batch", "--out", "batch", "--render", "only", *options]
+    show_approved(f"batch/{name}", *command, page="batch/index.html")

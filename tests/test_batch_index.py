@@ -32,7 +32,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.quality import Truth
 from ocr_phases.batch import figures, measuring
 from ocr_phases.batch.archive import LEFT_OUT, LISTING, list_pages, read_listing
-from ocr_phases.batch.figures import FIGURES
+from ocr_phases.batch.figures import FIGURES_FILE
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index, write_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
@@ -271,7 +271,7 @@ def test_an_index_is_made_of_the_kept_figures_and_reads_no_record_again(
 def test_figures_that_are_damaged_or_of_another_page_are_made_again(
     copied_batch: Path, index: BatchIndex
 ) -> None:
-    one, other, _ = sorted(copied_batch.glob(f"pages/*/*/{FIGURES}"))
+    one, other, _ = sorted(copied_batch.glob(f"pages/*/*/{FIGURES_FILE}"))
     for content in (b"", b"{", b"[1]", b'{"schema": 1}', other.read_bytes()):
         one.write_bytes(content)
         pd.testing.assert_frame_equal(build_index(copied_batch).pages, index.pages)

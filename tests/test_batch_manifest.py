@@ -21,7 +21,7 @@ from ocr_phases import versions
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch import pages as batch_pages
 from ocr_phases.batch.jobs import Job, make_jobs
-from ocr_phases.batch.pages import Page, find_pages
+from ocr_phases.batch.pages import BatchPage, find_pages
 from ocr_phases.batch.worker_process import WorkerProcess
 from ocr_phases.files import LARGEST_FILE
 from ocr_phases.images import load_page
@@ -51,7 +51,7 @@ def folder(plain: Path) -> Path:
     return plain
 
 
-def find(*arguments: object, **options: Any) -> list[Page]:
+def find(*arguments: object, **options: Any) -> list[BatchPage]:
     """The pages that these arguments of the command name."""
     return list(find_pages([str(argument) for argument in arguments], KNOWN_SETTINGS, **options))
 
@@ -237,9 +237,9 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix: str, folder: Path) -
     jobs = list(make_jobs(pages, {"model": "tiny", "preset": None, "max_new_tokens": 5}))
 
     assert pages == [
-        Page("a.png", str(folder / "a.png"), {"preset": "tiny", "max_new_tokens": 7}),
-        Page("sub/doc.pdf#2", str(folder / "sub/doc.pdf#2"), {"embed_page": False}),
-        Page("missing.png", str(folder / "missing.png"), {}),
+        BatchPage("a.png", str(folder / "a.png"), {"preset": "tiny", "max_new_tokens": 7}),
+        BatchPage("sub/doc.pdf#2", str(folder / "sub/doc.pdf#2"), {"embed_page": False}),
+        BatchPage("missing.png", str(folder / "missing.png"), {}),
     ]
     assert [job.settings["max_new_tokens"] for job in jobs] == [7, 5, 5]
     assert [job.sha256 is None for job in jobs] == [False, False, True]
@@ -365,7 +365,7 @@ def test_a_list_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_claims_no_size_is_not_read_to_know_its_page() -> None:
     """``/proc/kmsg`` would wait; measuring such a file says what is wrong."""
-    (job,) = make_jobs([Page("kmsg.png", "/proc/self/status")], {"model": "tiny"})
+    (job,) = make_jobs([BatchPage("kmsg.png", "/proc/self/status")], {"model": "tiny"})
     assert job.sha256 is None
     assert not job.problem
 
@@ -432,7 +432,7 @@ def test_folders_within_folders_without_end_are_one_failed_page(deep_folder: Pat
 
 def one_job(**settings: Any) -> Job:
     """The job of a page that is not there, with these settings."""
-    (job,) = make_jobs([Page("a.png", "/none/a.png")], {"model": "tiny", **settings})
+    (job,) = make_jobs([BatchPage("a.png", "/none/a.png")], {"model": "tiny", **settings})
     return job
 
 

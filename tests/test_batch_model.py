@@ -21,7 +21,7 @@ from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.batch.archive import read_listing
 from ocr_phases.batch.jobs import Job, make_jobs
 from ocr_phases.batch.local_workers import LocalWorkers
-from ocr_phases.batch.pages import Page
+from ocr_phases.batch.pages import BatchPage
 from ocr_phases.cli import main
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
@@ -172,7 +172,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(
 ) -> None:
     out = tmp_path / "out"
     settings = {"model": "tiny", "device": "cpu", "dtype": None, "preset": None}
-    (job,) = make_jobs([Page("slide.png", str(SLIDE))], settings)
+    (job,) = make_jobs([BatchPage("slide.png", str(SLIDE))], settings)
     golden = PhaseRun.load(GOLDEN / "run.json")
     run = altered(golden, pages=[to_plain(golden.pages[0]) | {"sha256": job.sha256}])
     session = SimpleNamespace(run_inference=lambda *_, **__: run)

@@ -2,32 +2,42 @@
 differs.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+import pandas as pd
 import pytest
 from elements import seen
 from example_run import altered, make_run, with_times
 from msgspec.structs import replace
 
-from ocr_phases import compare
+from ocr_phases import PhaseRun, compare
 from ocr_phases.analyse.comparison import in_units
 from ocr_phases.analyse.comparison_words import first_other_token
 from ocr_phases.record.parts import to_plain
+from ocr_phases.results.comparison import Comparison
 from ocr_phases.show.comparison_overview import compare_html, environment_html
-
-BOXED = "<|ref|>text<|/ref|><|det|>[[{box}]]<|/det|>\n{words}"
-BASE = BOXED.format(box="10, 20, 300, 400", words="The same words on this page.")
-
-
-def judged(base, other):
-    table = compare(base, other, labels=["before", "after"]).table
-    return table[table["ratio"].notna()].set_index("metric")
-
 
 # -- estimates and intervals -----------------------------------------------------------------------
 
 
+def with_stage_ms(stage: str, ms: Sequence[float]) -> PhaseRun:
+    """A record with these times of a stage, one a repeat."""
+
+    def stage_ms(_step: int, repeat: int) -> float:
+        return ms[repeat]
+
+    return with_times(make_run(repeats=len(ms)), stage, stage_ms)
+
+
+def table_of_ratios(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
+    """The metrics of a comparison that have a ratio, by name."""
+    table = compare(base, other).table
+    return table[table["ratio"].notna()].set_index("metric")
+
+
 @pytest.mark.parametrize(
-    ("stage", "then", "now"),
+    ("stage", "base_ms", "other_ms"),
     [
         ("tokenizer", (0.54, 0.74, 10.2), (0.7, 11.0, 12.0)),
         ("prefill", (509, 1295, 6656, 900, 1000), (100, 101, 99, 100, 102)),
@@ -38,86 +48,116 @@ def judged(base, other):
         ("lm_head", (1.0, 5.0, 2.0), (2.0, 1.0, 9.0)),
     ],
 )
-def test_an_estimate_lies_in_the_middle_of_its_interval(stage, then, now):
-    base, other = (
-        with_times(make_run(repeats=len(ms)), stage, lambda _, repeat, ms=ms: ms[repeat])
-        for ms in (then, now)
-    )
-    rows = judged(base, other).dropna(subset=["ratio_low"])
-    low, ratio, high = (rows[name].to_numpy() for name in ("ratio_low", "ratio", "ratio_high"))
+def test_an_estimate_lies_in_the_middle_of_its_interval(
+    stage: str, base_ms: tuple[float, ...], other_ms: tuple[float, ...]
+) -> None:
+    table = table_of_ratios(with_stage_ms(stage, base_ms), with_stage_ms(stage, other_ms))
+
+    rows = table.dropna(subset=["ratio_low"])
     assert len(rows) > 10
-    np.testing.assert_allclose(ratio, np.sqrt(low * high), rtol=1e-9)
-    varies = high > low * (1 + 1e-9)
-    assert (ratio[varies] > low[varies]).all() and (ratio[varies] < high[varies]).all()
+    middles = np.sqrt(rows["ratio_low"] * rows["ratio_high"])
+    np.testing.assert_allclose(rows["ratio"], middles, rtol=1e-9)
+    wide = rows[rows["ratio_high"] > rows["ratio_low"] * (1 + 1e-9)]
+    assert (wide["ratio"] > wide["ratio_low"]).all()
+    assert (wide["ratio"] < wide["ratio_high"]).all()
 
 
-def test_a_ratio_is_of_the_means_of_the_repeats():
-    base, other = (
-        with_times(make_run(repeats=3), "prefill", lambda _, repeat, ms=ms: ms[repeat])
-        for ms in ((1.0, 10.0, 100.0), (2.0, 40.0, 800.0))
-    )
-    row = judged(base, other).loc["prefill_ms"]
-    assert (row["baseline"], row["other"]) == (10.0, 40.0)
+def test_a_ratio_is_of_the_means_of_the_repeats() -> None:
+    base = with_stage_ms("prefill", (1.0, 10.0, 100.0))
+    other = with_stage_ms("prefill", (2.0, 40.0, 800.0))
+
+    row = table_of_ratios(base, other).loc["prefill_ms"]
+
+    assert row["baseline"] == 10.0
+    assert row["other"] == 40.0
     assert row["ratio"] == pytest.approx(4.0)
-    table = compare(base, other).table
-    assert "Ratios and their intervals are of the geometric means" in seen(compare_html(table))
+    shown = seen(compare_html(compare(base, other).table))
+    assert "Ratios and their intervals are of the geometric means" in shown
 
 
 # -- what is equal, and what differs ---------------------------------------------------------------
 
+TEXT = "<|ref|>text<|/ref|><|det|>[[10, 20, 300, 400]]<|/det|>\nThe same words on this page."
 
-def with_ids(run, ids):
+
+def with_ids(run: PhaseRun, ids: list[int]) -> PhaseRun:
     """The record with other token ids."""
     return altered(run, results=[replace(run.result, ids=ids)])
 
 
+def run_with_other_tokens(text: str) -> PhaseRun:
+    """A record of a text whose tokens have other ids than those of `TEXT` where they differ, and
+    one that differs in any case.
+    """
+    run = make_run(text=text)
+    ids = []
+    for number, piece in enumerate(run.result.token_texts):
+        ids.append(number if piece in TEXT else number + 5000)
+    ids[8] += 9000
+    return with_ids(run, ids)
+
+
+def compare_with_text(other: PhaseRun) -> Comparison:
+    """A record against one with `TEXT`."""
+    return compare(make_run(text=TEXT), other, labels=["before", "after"])
+
+
+def text_verdict(comparison: Comparison) -> str:
+    """What the table of a comparison says of the texts."""
+    return in_units(comparison.table).set_index("metric").loc["agreement", "verdict"]
+
+
 @pytest.mark.parametrize(
-    ("text", "differs"),
+    ("text", "difference"),
     [
-        (BASE, ""),
-        (BASE.replace("400", "401"), "the boxes differ"),
-        (BASE.replace("10, 20, 300, 400", "0, 0, 999, 999"), "the boxes differ"),
-        (BASE.replace("ref|>text", "ref|>title"), "the labels differ"),
+        (TEXT.replace("400", "401"), "the boxes differ"),
+        (TEXT.replace("10, 20, 300, 400", "0, 0, 999, 999"), "the boxes differ"),
+        (TEXT.replace("ref|>text", "ref|>title"), "the labels differ"),
         (
-            BASE.replace("ref|>text", "ref|>list").replace("400", "39"),
+            TEXT.replace("ref|>text", "ref|>list").replace("400", "39"),
             "the labels and the boxes differ",
         ),
-        (BASE.replace("same words", "other words"), None),
     ],
 )
-def test_equal_text_from_other_tokens_says_what_differs(text, differs):
-    base, other = make_run(text=BASE), make_run(text=text)
-    if text != BASE:
-        ids = [
-            number + 5000 * (piece not in BASE)
-            for number, piece in enumerate(other.result.token_texts)
-        ]
-        ids[8] += 9000
-        other = with_ids(other, ids)
-    compared = compare(base, other, labels=["before", "after"])
-    verdict = compared.verdict
-    shown = in_units(compared.table).set_index("metric").loc["agreement", "verdict"]
-    if differs is None:
-        assert "The text is equal" not in verdict and shown == "text differs"
-    else:
-        assert shown == "text equal" and ("The text is equal" in verdict) == bool(differs)
-        assert differs in verdict
-    assert ("The first different token is" in verdict) == (text != BASE)
+def test_equal_text_from_other_tokens_says_what_differs(text: str, difference: str) -> None:
+    comparison = compare_with_text(run_with_other_tokens(text))
+
+    assert text_verdict(comparison) == "text equal"
+    assert "The text is equal" in comparison.verdict
+    assert difference in comparison.verdict
+    assert "The first different token is" in comparison.verdict
 
 
-def test_equal_text_of_other_tokens_is_said_to_be_so():
-    base = make_run(text=BASE)
+def test_equal_text_from_equal_tokens_needs_no_words() -> None:
+    comparison = compare_with_text(make_run(text=TEXT))
+
+    assert text_verdict(comparison) == "text equal"
+    assert "The text is equal" not in comparison.verdict
+    assert "The first different token is" not in comparison.verdict
+
+
+def test_another_text_is_not_said_to_be_equal() -> None:
+    comparison = compare_with_text(run_with_other_tokens(TEXT.replace("same", "other")))
+
+    assert text_verdict(comparison) == "text differs"
+    assert "The text is equal" not in comparison.verdict
+    assert "The first different token is" in comparison.verdict
+
+
+def test_equal_text_of_other_tokens_is_said_to_be_so() -> None:
+    base = make_run(text=TEXT)
     other = with_ids(base, [number + 1 for number in base.result.ids])
-    assert (
-        "The text is equal; the tokens that it is made of differ." in compare(base, other).verdict
-    )
+
+    verdict = compare(base, other).verdict
+
+    assert "The text is equal; the tokens that it is made of differ." in verdict
 
 
 # -- both names ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("part", "values", "said"),
+    ("part", "values", "sentence"),
     [
         ("model", {"name": "saved"}, "Model: saved (baseline: mymodel)."),
         ("model", {"dtype": "bfloat16"}, "Dtype: bfloat16 (baseline: float32)."),
@@ -131,31 +171,54 @@ def test_equal_text_of_other_tokens_is_said_to_be_so():
         ("request", {"prefill_len": 91}, "Prompt: 91 tokens (baseline: 912 tokens)."),
     ],
 )
-def test_what_differs_is_named_in_both_records(part, values, said):
-    known = {"name": "mymodel", "revision": "abc", "server": {"url": "http://a/v1"}}
-    base = altered(make_run(), model=known)
-    verdict = compare(base, altered(base, **{part: values}), labels=["before", "after"]).verdict
-    assert said in verdict
-    assert "before against" not in verdict and " is saved, not" not in verdict
-    assert said not in compare(base, base, labels=["before", "after"]).verdict
+def test_what_differs_is_named_in_both_records(
+    part: str, values: dict[str, object], sentence: str
+) -> None:
+    model = {"name": "mymodel", "revision": "abc", "server": {"url": "http://a/v1"}}
+    base = altered(make_run(), model=model)
+    other = altered(base, **{part: values})
+
+    verdict = compare(base, other, labels=["before", "after"]).verdict
+
+    assert sentence in verdict
+    assert "before against" not in verdict
+    assert " is saved, not" not in verdict
+    assert sentence not in compare(base, base, labels=["before", "after"]).verdict
 
 
-def test_another_page_is_named():
-    verdict = compare(make_run(), make_run(rows=2), labels=["a", "b"]).verdict
-    assert "Rows side by side: 2 (baseline: 1)." in verdict
-    other = make_run(page_name="second.png")
-    pages = [replace(page, sha256="0" * 64) for page in other.pages]
-    verdict = compare(make_run(), altered(other, pages=pages), labels=["a", "b"]).verdict
-    assert "b read another page: second.png (baseline: example.png)." in verdict
-    same = altered(make_run(), pages=[replace(page, sha256="0" * 64) for page in make_run().pages])
-    assert (
-        "b read another page of the same name, example.png."
-        in compare(make_run(), same, labels=["a", "b"]).verdict
-    )
+def with_another_page(run: PhaseRun) -> PhaseRun:
+    """The record as if its page had other contents."""
+    return altered(run, pages=[replace(page, sha256="0" * 64) for page in run.pages])
 
 
-def with_tokens(*rows):
-    """A record whose rows have these tokens: an id and a text each."""
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        pytest.param(make_run(rows=2), "Rows side by side: 2 (baseline: 1).", id="more rows"),
+        pytest.param(
+            with_another_page(make_run(page_name="second.png")),
+            "b read another page: second.png (baseline: example.png).",
+            id="another page",
+        ),
+        pytest.param(
+            with_another_page(make_run()),
+            "b read another page of the same name, example.png.",
+            id="another page of the same name",
+        ),
+    ],
+)
+def test_another_page_is_named(other: PhaseRun, sentence: str) -> None:
+    assert sentence in compare(make_run(), other, labels=["a", "b"]).verdict
+
+
+#: A token's id and its text.
+Token = tuple[int, str]
+#: Two tokens of a row.
+CAT: list[Token] = [(5, "a "), (6, "cat")]
+
+
+def with_tokens(*rows: list[Token]) -> PhaseRun:
+    """A record whose rows have these tokens."""
     run = make_run(rows=len(rows))
     results = []
     for result, tokens in zip(run.results, rows, strict=True):
@@ -165,33 +228,56 @@ def with_tokens(*rows):
     return altered(run, results=results)
 
 
-CAT = [(5, "a "), (6, "cat")]
-
-
 @pytest.mark.parametrize(
-    ("baseline", "other", "expected"),
+    ("base_rows", "other_rows", "difference"),
     [
-        ([CAT], [CAT], ""),
-        ([CAT], [[(5, "a "), (7, "dog")]], "number 2: 'dog' here, 'cat' in the baseline"),
-        ([CAT], [CAT[:1]], "number 2: the end here, 'cat' in the baseline"),
-        ([CAT], [[(5, "a "), (8, "\n")]], "number 2: '\\n' here, 'cat' in the baseline"),
-        ([CAT], [[(9, ""), (6, "cat")]], "number 1: 9 here, 'a ' in the baseline"),
-        (
+        pytest.param([CAT], [CAT], "", id="none"),
+        pytest.param(
+            [CAT],
+            [[(5, "a "), (7, "dog")]],
+            "number 2: 'dog' here, 'cat' in the baseline",
+            id="another word",
+        ),
+        pytest.param(
+            [CAT], [CAT[:1]], "number 2: the end here, 'cat' in the baseline", id="an earlier end"
+        ),
+        pytest.param(
+            [CAT],
+            [[(5, "a "), (8, "\n")]],
+            "number 2: '\\n' here, 'cat' in the baseline",
+            id="a line break",
+        ),
+        pytest.param(
+            [CAT],
+            [[(9, ""), (6, "cat")]],
+            "number 1: 9 here, 'a ' in the baseline",
+            id="a token without a text",
+        ),
+        pytest.param(
             [CAT, CAT],
             [CAT, [(5, "a "), (7, "dog")]],
             "number 2 of row 2: 'dog' here, 'cat' in the baseline",
+            id="in the second row",
         ),
     ],
 )
-def test_the_first_token_that_differs_is_named_in_both_records(baseline, other, expected):
-    found = first_other_token(with_tokens(*baseline), with_tokens(*other))
-    assert found == expected
+def test_the_first_token_that_differs_is_named_in_both_records(
+    base_rows: list[list[Token]], other_rows: list[list[Token]], difference: str
+) -> None:
+    assert first_other_token(with_tokens(*base_rows), with_tokens(*other_rows)) == difference
 
 
-def test_what_differs_is_a_table_and_equal_records_get_a_sentence():
+def test_what_differs_is_a_table() -> None:
     run = make_run()
     other = altered(run, model={"dtype": "bfloat16"})
+
     shown = seen(environment_html(compare(run, other).differs))
+
     assert "What differs" in shown
     assert "bfloat16" in shown
+
+
+def test_records_that_were_measured_in_the_same_way_get_a_sentence() -> None:
+    run = make_run()
+
     assert "are the same" in seen(environment_html(compare(run, run).differs))

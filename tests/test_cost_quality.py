@@ -27,7 +27,13 @@ from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points
 from ocr_phases.analyse.figure_rows import SHARE
 from ocr_phases.batch.archive import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.batch.figures import page_run
-from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
+from ocr_phases.batch.index import (
+    INDEX_REGION_COLUMNS,
+    PAGE_COLUMNS,
+    BatchIndex,
+    add_truths,
+    build_index,
+)
 from ocr_phases.cli import main
 from ocr_phases.measure.cells import CellOutcome
 from ocr_phases.record.parts import to_plain
@@ -438,7 +444,7 @@ def test_pages_without_a_category_have_no_table_of_categories() -> None:
 
 def index_page(pages: pd.DataFrame) -> str:
     """The HTML of an index with these pages and no regions."""
-    return html_of(BatchIndex(pages, pd.DataFrame(columns=list(REGION_COLUMNS))))
+    return html_of(BatchIndex(pages, pd.DataFrame(columns=list(INDEX_REGION_COLUMNS))))
 
 
 def worst_pages(html: str) -> str:

@@ -5,6 +5,7 @@ memory.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from golden_cases import RECORDINGS
 
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks, with_verdict
+from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import norm_methods
@@ -25,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
 ]
 PAGE = GOLDEN / "pages" / "a4_1240x1754.png"
+RECEIPT = PAGES / "receipt.png"
 RECORDED = RECORDINGS["deepseek-ocr"]
 
 
@@ -38,7 +41,8 @@ def golden_cuda(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
     return OCRSession.from_local(golden_checkpoint(GOLDEN), device="cuda", dtype="float32")
 
 
-def on_cuda(inputs):
+def on_cuda(inputs: DeviceInputs) -> DeviceInputs:
+    """The same inputs on the GPU."""
     tensors = {
         name: value.cuda()
         for name, value in vars(inputs).items()
@@ -48,31 +52,38 @@ def on_cuda(inputs):
 
 
 @pytest.mark.parametrize("case", RECORDED.cases)
-def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_cuda):
-    session = golden_cuda
+def test_matches_the_recorded_vendor_run_on_the_gpu(case: str, golden_cuda: OCRSession) -> None:
+    recorded_logits = RECORDED.forward[f"{case}.prefill_logits"]
+    recorded_tokens = RECORDED.forward[f"{case}.greedy_tokens"]
+
     # Convolutions use TF32 by default even for a float32 model.
     with torch.backends.cudnn.flags(allow_tf32=False):
-        state = session.run_prefill(on_cuda(RECORDED.inputs(case)), all_logits=True)
-    expected = RECORDED.forward[f"{case}.prefill_logits"]
-    torch.testing.assert_close(state.prefill_logits.cpu(), expected, atol=1e-3, rtol=0)
-    expected = RECORDED.forward[f"{case}.greedy_tokens"]
-    for _ in range(expected.shape[1] - 1):
-        session.run_decode_step(state)
-    assert state.ids == expected.tolist()
+        state = golden_cuda.run_prefill(on_cuda(RECORDED.inputs(case)), all_logits=True)
+    torch.testing.assert_close(state.prefill_logits.cpu(), recorded_logits, atol=1e-3, rtol=0)
+
+    for _ in range(recorded_tokens.shape[1] - 1):
+        golden_cuda.run_decode_step(state)
+    assert state.ids == recorded_tokens.tolist()
 
 
 @pytest.mark.parametrize("preset", ["base", "gundam"])
 @pytest.mark.parametrize("model", ["tiny", "dummy"])
-def test_float32_tokens_equal_generate(preset, model):
+def test_float32_tokens_equal_generate(preset: str, model: str) -> None:
     session = OCRSession.load(model, device="cuda", dtype="float32")
-    options = {"preset": preset, "max_new_tokens": 64, "repeats": 1, "warmup": 0}
+    options: dict[str, Any] = {
+        "preset": preset,
+        "max_new_tokens": 64,
+        "repeats": 1,
+        "warmup": 0,
+    }
     run = session.run_inference(PAGE, **options)
-    once = session.run_inference(PAGE, generate=True, **options)
-    assert run.result.ids == once.result.ids
+    one_shot = session.run_inference(PAGE, generate=True, **options)
+    assert run.result.ids == one_shot.result.ids
 
 
-def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
-    run = cuda_session.run_inference(PAGES / "receipt.png", max_new_tokens=32, repeats=3)
+def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session: OCRSession) -> None:
+    run = cuda_session.run_inference(RECEIPT, max_new_tokens=32, repeats=3)
+
     for phase in ("prefill", "decode"):
         rows = run.spans[run.spans["stage"] == phase]
         assert rows["device_ms"].to_numpy() == pytest.approx(
@@ -85,31 +96,33 @@ def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
     assert run.model.attention_kernels == ["flash_attention", "efficient_attention", "math"]
 
 
-def test_out_of_memory_leaves_the_session_usable(cuda_session):
+def test_out_of_memory_leaves_the_session_usable(cuda_session: OCRSession) -> None:
     pages = [PAGE] * 4
-    run = cuda_session.run_inference(pages, max_new_tokens=4, repeats=1, warmup=0)
+    options: dict[str, Any] = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
+    run = cuda_session.run_inference(pages, **options)
     assert len(run.results) == 4
-    limit = (
-        torch.cuda.memory_allocated() / torch.cuda.get_device_properties(0).total_memory + 0.0005
-    )
+
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    used_share = torch.cuda.memory_allocated() / total_bytes
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(limit)
+    torch.cuda.set_per_process_memory_fraction(used_share + 0.0005)
     try:
         with pytest.raises(OcrPhasesError, match="out of memory"):
-            cuda_session.run_inference(pages, preset="large", max_new_tokens=4, repeats=1, warmup=0)
+            cuda_session.run_inference(pages, preset="large", **options)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    again = cuda_session.run_inference(pages, max_new_tokens=4, repeats=1, warmup=0)
+
+    again = cuda_session.run_inference(pages, **options)
     assert again.results == run.results
 
 
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
-def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
-    options = {"max_new_tokens": 60, "repeats": 2, "warmup": 1}
-    eager = cuda_session.run_inference(PAGES / "receipt.png", **options)
-    run = cuda_session.run_inference(
-        PAGES / "receipt.png", strategy=strategy, verify=True, **options
-    )
+def test_strategies_equal_eager_and_are_reused(strategy: str, cuda_session: OCRSession) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 60, "repeats": 2, "warmup": 1}
+    eager = cuda_session.run_inference(RECEIPT, **options)
+
+    run = cuda_session.run_inference(RECEIPT, strategy=strategy, verify=True, **options)
+
     assert run.results == eager.results
     assert not with_verdict(run_checks(run), "fail")
     setup = run.model.strategy_setup
@@ -122,6 +135,7 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
         "decode_step",
         "sampling",
     }
+
     again = cuda_session.run_inference(PAGES / "slide.png", strategy=strategy, **options)
     assert again.model.strategy_setup == msgspec.structs.replace(setup, reused=True)
     assert again.results == cuda_session.run_inference(PAGES / "slide.png", **options).results
@@ -132,65 +146,65 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     reason="experts wait for the device on a GPU before Hopper",
 )
 @pytest.mark.parametrize("preset", ["base", "gundam"])
-def test_a_captured_prefill_equals_one_that_is_not(preset):
+def test_a_captured_prefill_equals_one_that_is_not(preset: str) -> None:
     session = OCRSession.load("tiny", device="cuda", dtype="bfloat16")
-    options = {
-        "preset": preset,
-        "max_new_tokens": 40,
-        "strategy": "cuda_graph",
-        "repeats": 2,
-        "warmup": 0,
-    }
-    run = session.run_inference(PAGE, **options)
+    run = session.run_inference(
+        PAGE, preset=preset, max_new_tokens=40, strategy="cuda_graph", repeats=2, warmup=0
+    )
     assert run.model.strategy_setup.prefill_capture_ms > 0
     assert not with_verdict(run_checks(run), "fail")
+
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.loaded_model.steps.values()
     language_model = session.interface.modules(session.model)["language_model"]
     with methods_of_kinds(norm_methods(language_model)):
         plain = session.run_prefill(inputs, cache=step.fresh_cache())
-    kept = [layer.keys.clone() for layer in step.cache.layers]
-    mine = session.run_prefill(inputs, step=step)
-    torch.testing.assert_close(mine.logits, plain.logits, atol=0, rtol=0)
-    for before, layer in zip(kept, step.cache.layers, strict=True):
+    keys_before = [layer.keys.clone() for layer in step.cache.layers]
+    captured = session.run_prefill(inputs, step=step)
+    torch.testing.assert_close(captured.logits, plain.logits, atol=0, rtol=0)
+    for before, layer in zip(keys_before, step.cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("infer", [{"temperature": 1.4}, {"no_repeat_ngram_size": 2}])
 @pytest.mark.parametrize("first_token", ["prefill", "redecode"])
-def test_a_graph_samples_as_eager_does(infer, first_token, cuda_session):
-    options = {
+def test_a_graph_samples_as_eager_does(
+    infer: dict[str, Any], first_token: str, cuda_session: OCRSession
+) -> None:
+    options: dict[str, Any] = {
         "max_new_tokens": 40,
         "repeats": 1,
         "warmup": 0,
         "infer": infer,
         "first_token": first_token,
+        "seed": 3,
     }
-    eager = cuda_session.run_inference(PAGES / "receipt.png", seed=3, **options)
-    run = cuda_session.run_inference(
-        PAGES / "receipt.png", seed=3, strategy="cuda_graph", **options
-    )
+    eager = cuda_session.run_inference(RECEIPT, **options)
+    run = cuda_session.run_inference(RECEIPT, strategy="cuda_graph", **options)
     assert run.results == eager.results
 
 
 @pytest.mark.parametrize("case", ["base", "gundam", "batch"])
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
-def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
+def test_golden_tokens_by_every_strategy(strategy: str, case: str, golden_cuda: OCRSession) -> None:
     inputs = on_cuda(RECORDED.inputs(case))
     rows, length = inputs.input_ids.shape
     expected = RECORDED.forward[f"{case}.greedy_tokens"]
-    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(
-        length, expected.shape[1]
-    )
+    count = expected.shape[1]
+    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(length, count)
+
     for every in (1, 8):
-        state = generate(
-            golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every
-        )
+        state = generate(golden_cuda.model, inputs, count, step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
 
 
-def test_compiled_vision_gives_the_same(cuda_session):
-    options = {"preset": "gundam", "max_new_tokens": 24, "repeats": 1, "warmup": 0}
+def test_compiled_vision_gives_the_same(cuda_session: OCRSession) -> None:
+    options: dict[str, Any] = {
+        "preset": "gundam",
+        "max_new_tokens": 24,
+        "repeats": 1,
+        "warmup": 0,
+    }
     eager = cuda_session.run_inference(PAGE, **options)
     run = cuda_session.run_inference(PAGE, vision="compiled", **options)
     assert run.model.vision_setup.compile_ms > 0
@@ -198,19 +212,28 @@ def test_compiled_vision_gives_the_same(cuda_session):
 
 
 @pytest.mark.parametrize("preset", ["base", "gundam"])
-def test_captured_vision_gives_the_same_tokens_as_the_class(preset, cuda_session):
-    options = {"preset": preset, "max_new_tokens": 24, "repeats": 1, "warmup": 0}
+def test_captured_vision_gives_the_same_tokens_as_the_class(
+    preset: str, cuda_session: OCRSession
+) -> None:
+    options: dict[str, Any] = {
+        "preset": preset,
+        "max_new_tokens": 24,
+        "repeats": 1,
+        "warmup": 0,
+    }
     eager = cuda_session.run_inference(PAGE, **options)
     run = cuda_session.run_inference(PAGE, vision="cuda_graph", **options)
     assert run.model.vision_setup.capture_ms > 0
     assert run.results == eager.results
-    captured = cuda_session.loaded_model.vision["cuda_graph"].made
-    assert all(made.took_ms is not None for made in captured.values()), "one of them ran eagerly"
+    for captured in cuda_session.loaded_model.vision["cuda_graph"].made.values():
+        assert captured.took_ms is not None, "one of them ran eagerly"
 
 
 @pytest.mark.parametrize("infer", [None, {"no_repeat_ngram_size": 2}, {"temperature": 1.4}])
 @pytest.mark.parametrize("pages", [1, 3])
-def test_a_run_waits_for_the_end_token_alone(infer, pages, cuda_session):
+def test_a_run_waits_for_the_end_token_alone(
+    infer: dict[str, Any] | None, pages: int, cuda_session: OCRSession
+) -> None:
     names = ["receipt.png", "slide.png", "invoice.png"][:pages]
     for every, strategy in ((1, "eager"), (4, "eager"), (4, "cuda_graph")):
         run = cuda_session.run_inference(

@@ -18,7 +18,7 @@ from ocr_phases import OcrPhasesError, Timeline
 from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.machine import describe_device, versions
 from ocr_phases.collectors.memory import PeakMemory
-from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
+from ocr_phases.models.devices import cpu_threads, device_of, resolve_device, usable_cores
 from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.report.result_files import trace_of_spans
 from ocr_phases.steps.decode_kernels import decode_backends
@@ -101,7 +101,9 @@ def test_a_timeline_has_the_clock_of_an_apple_gpu_and_waits_once(apple: AppleGpu
     with timeline.in_phase("prefill"), timeline.span("sam"):
         pass
     assert apple.waits == 0
+
     table = timeline.table()
+
     assert apple.waits == 1
     assert table["device_ms"].tolist() == [6.0, 2.0]
     assert (table["host_ms"] < 1000).all()
@@ -111,13 +113,16 @@ def test_what_cannot_be_measured_on_an_apple_gpu_is_missing(apple: AppleGpu) -> 
     memory = PeakMemory("mps")
     with memory.during("prefill"):
         pass
-    assert (memory.source, memory.peaks) == (None, {})
+    assert memory.source is None
+    assert memory.peaks == {}
+
     conditions = Conditions("mps")
     with conditions.during(0):
         pass
     described = conditions.describe()
     assert described["gpu"] is None
     assert "mps" in described["energy"]["missing"]
+
     described_device = describe_device("mps")
     assert described_device["kind"] == "mps"
     assert described_device["memory_bytes"] == 16 << 30
@@ -136,15 +141,18 @@ def test_random_numbers_start_from_a_seed_and_then_go_on_as_before(
     kind: str, apple: AppleGpu
 ) -> None:
     torch.default_generator.manual_seed(5)
-    expected = torch.rand(3).tolist()
+    without_a_seed = torch.rand(3).tolist()
     torch.default_generator.manual_seed(5)
-    drawn = []
+
+    seeded = []
     for _ in range(2):
         with device_of(kind).seeded(11):
-            drawn.append(torch.rand(3).tolist())
-            assert kind == "cpu" or apple.state == 11
-    assert drawn[0] == drawn[1]
-    assert torch.rand(3).tolist() == expected
+            seeded.append(torch.rand(3).tolist())
+            if kind == "mps":
+                assert apple.state == 11
+
+    assert seeded[0] == seeded[1]
+    assert torch.rand(3).tolist() == without_a_seed
     assert apple.state != 11
 
 
@@ -207,6 +215,34 @@ def test_clocks_and_energy_of_an_amd_gpu_are_missing_with_their_reason(amd: Appl
     assert "NVML" in described["energy"]["missing"]
 
 
+@pytest.mark.parametrize(
+    ("user", "idle", "steal", "expected"),
+    [
+        (5.0, 3.0, 2.0, {"others": 0.5, "steal": 0.2}),
+        (0.0, 0.25, 0.0, {"others": 0.0, "steal": 0.0}),
+        (0.0, 0.02, 0.0, {"others": None, "steal": None}),  # two ticks of the counter
+    ],
+)
+def test_shares_of_all_cores_are_told_where_the_counts_are_long_enough(
+    monkeypatch: pytest.MonkeyPatch, user: float, idle: float, steal: float, expected: dict
+) -> None:
+    known = {core: 1.0 / len(usable_cores()) for core in usable_cores()}
+    counts = iter([0.0, 1.0])
+
+    def cpu_times(percpu: bool) -> list[dict[str, float]]:
+        part = next(counts)
+        shares = [part * known.get(core, 9.0) for core in range(max(known) + 1)]
+        return [{"user": user * at, "idle": idle * at, "steal": steal * at} for at in shares]
+
+    monkeypatch.setattr("psutil.cpu_times", cpu_times)
+    conditions = Conditions("cpu")
+    with conditions.during(0):
+        pass
+    (repeat,) = conditions.describe()["repeats"]
+    assert repeat["steal"] == expected["steal"]
+    assert repeat["others"] == pytest.approx(expected["others"], abs=0.05)
+
+
 def test_a_device_that_nothing_here_can_time_is_refused() -> None:
     with pytest.raises(OcrPhasesError, match="meta"):
         device_of("meta")
@@ -224,4 +260,5 @@ def test_a_record_shows_the_clock_that_its_device_has(kind: str, clocks: int) ->
     run = altered(make_run(), device={"kind": kind})
     assert run.device.has_own_clock is (clocks == 2)
     events = trace_of_spans(run)["traceEvents"]
-    assert len([event for event in events if event["ph"] == "X"]) == clocks * len(run.spans)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == clocks * len(run.spans)

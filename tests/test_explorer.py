@@ -37,7 +37,7 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
-from ocr_phases.explorer.form import Job, presets_of
+from ocr_phases.explorer.form import MeasurementJob, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.explorer.records import kept_files, shipped_files
@@ -49,7 +49,8 @@ from ocr_phases.models.tokenizers import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.preparing import announce
-from ocr_phases.view.data import markdown_html, row_data
+from ocr_phases.view.data import row_data
+from ocr_phases.view.markdown import markdown_html
 
 #: The button of a record that was measured on this machine.
 AGAIN = "Measure again with 8 repeats"
@@ -817,7 +818,9 @@ def test_a_runs_half_character_is_not_shown_in_the_next_one(
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     live = Live()
 
-    start(Job(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0)), live).result()
+    start(
+        MeasurementJob(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0)), live
+    ).result()
 
     assert live.state()["text"] == "\ufffd!"
 

@@ -25,7 +25,7 @@ def generated(session, page):
     """The class's own tokens of a page and their logits, [tokens, vocab]."""
     inputs = session.prepare(page).to("cpu", torch.float32)
     out = session.model.generate(
-        **inputs.given,
+        **inputs.arguments,
         max_new_tokens=8,
         do_sample=False,
         eos_token_id=None,

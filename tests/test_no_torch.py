@@ -12,6 +12,7 @@ WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 #: What does not, of those rooms: a server is measured without torch.
 WITHOUT_TORCH = (
     "ocr_phases.collectors.nvml",
+    "ocr_phases.inputs.rows",
     "ocr_phases.inputs.views",
     "ocr_phases.measure.memory_fit",
     "ocr_phases.measure.progress",

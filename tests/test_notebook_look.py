@@ -2,7 +2,7 @@
 one.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ pytestmark = [
     pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing())),
 ]
 
-WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
+#: A script that finds what is out of shape in the outputs of a page.
+FIND_FAULTS = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
+UNFOLD = "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
 WIDTHS = (1280, 700)
 OUTPUTS = ".jp-OutputArea-output"
 SECTIONS = (*sections_of_a_record(), overview_section, page_section)
@@ -51,21 +53,38 @@ def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:
     return shown
 
 
+class Shown:
+    """A bundle as a result of a cell."""
+
+    def __init__(self, bundle: dict[str, str]) -> None:
+        self.bundle = bundle
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return self.bundle
+
+
+def load_of_two_levels() -> LoadResult:
+    """What a server's load test showed of one and of two pages at once."""
+    pages = []
+    for level in (1, 2):
+        times = [0.5, 0.6, 0.7]
+        page = AskedPage(level=f"{level} at once", begun=0.0, times=times, tokens=3, timed=True)
+        pages.append(page)
+    return LoadResult("http://localhost:8000", pages)
+
+
 def fragments_of_others() -> dict[str, Any]:
     """What cells show of several records, of a server's load, of step-by-step work and of strange
     texts.
     """
     runs = [PhaseRun.load(path) for path in sorted(RUNS.glob("h200-dummy-*.json.gz"))[:3]]
     change = compare(*runs)
-    sweep = SweepResult(
-        {"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS))
-    )
-    asked = [
-        AskedPage(level=f"{level} at once", begun=0.0, times=[0.5, 0.6, 0.7], tokens=3, timed=True)
-        for level in (1, 2)
-    ]
-    place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
-    place |= {
+    no_failures = pd.DataFrame(columns=list(FAILURE_COLUMNS))
+    sweep = SweepResult({"base": runs[0], "gundam": runs[1]}, no_failures)
+    place = {
+        "what": "fusion",
+        "file": f"transformers/{'long_name/' * 6}a.py",
+        "line": 1960,
         "version": "transformers 5.23.0",
         "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}",
     }
@@ -77,7 +96,7 @@ def fragments_of_others() -> dict[str, Any]:
         "sweep": sweep,
         "sweep table": sweep.table,
         "sweep cells": cells_section(sweep),
-        "load": LoadResult("http://localhost:8000", asked),
+        "load": load_of_two_levels(),
         "batch": make_run(rows=3),
         "many words": make_run(text=ATTACK, page_name="a_long_name_" * 20 + ".png"),
         "timeline": Shown(timeline_bundle(runs[0].spans.query("repeat == 0"))),
@@ -86,14 +105,12 @@ def fragments_of_others() -> dict[str, Any]:
     }
 
 
-class Shown:
-    """A bundle as a result of a cell."""
+def fragments_of_a_cpu() -> dict[str, Any]:
+    return fragments_of_a_record(PhaseRun.load(RECORD))
 
-    def __init__(self, bundle: dict[str, str]) -> None:
-        self.bundle = bundle
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return self.bundle
+def fragments_of_a_gpu() -> dict[str, Any]:
+    return fragments_of_a_record(PhaseRun.load(GPU_RECORD))
 
 
 def html_of(shown: Any) -> str:
@@ -104,7 +121,7 @@ def html_of(shown: Any) -> str:
     return str(data["text/html"])
 
 
-def exported(fragments: dict[str, str], theme: str, file: Path) -> Path:
+def export_notebook(fragments: dict[str, str], theme: str, file: Path) -> Path:
     """The fragments as outputs of a notebook in nbconvert's template of JupyterLab."""
     cells = []
     for name, html in fragments.items():
@@ -112,45 +129,46 @@ def exported(fragments: dict[str, str], theme: str, file: Path) -> Path:
         cells.append(new_code_cell(f"# {name}", outputs=[output]))
     exporter = HTMLExporter(template_name="lab", theme=theme)
     exporter.exclude_input = True
-    file.write_text(exporter.from_notebook_node(new_notebook(cells=cells))[0], encoding="utf-8")
+    document, _ = exporter.from_notebook_node(new_notebook(cells=cells))
+    file.write_text(document, encoding="utf-8")
     return file
 
 
 @pytest.fixture(scope="module")
-def browser():
+def browser() -> Iterator[Any]:
     with lab.chromium() as browser:
         yield browser
 
 
-KINDS: dict[str, Callable[[], dict[str, Any]]] = {
-    "cpu": lambda: fragments_of_a_record(PhaseRun.load(RECORD)),
-    "cuda": lambda: fragments_of_a_record(PhaseRun.load(GPU_RECORD)),
-    "others": fragments_of_others,
-}
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def fragments(request):
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(fragments_of_a_cpu, id="cpu"),
+        pytest.param(fragments_of_a_gpu, id="cuda"),
+        pytest.param(fragments_of_others, id="others"),
+    ],
+)
+def fragments(request: pytest.FixtureRequest) -> dict[str, str]:
     """What cells show, by name, as the HTML of their outputs."""
-    return {name: html_of(shown) for name, shown in KINDS[request.param]().items()}
+    return {name: html_of(shown) for name, shown in request.param().items()}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, fragments, browser, tmp_path):
-    file = exported(fragments, theme, tmp_path / "shown.html")
+def test_fragments_keep_their_shape_in_nbconvert_s_html(
+    theme: str, fragments: dict[str, str], browser: Any, tmp_path: Path
+) -> None:
+    file = export_notebook(fragments, theme, tmp_path / "shown.html")
     page = browser.new_page(java_script_enabled=True)
-    page.route(
-        "http*://**", lambda route: route.abort()
-    )  # the template asks for MathJax and require.js
+    # The template asks for MathJax and require.js.
+    page.route("http*://**", lambda route: route.abort())
     page.goto(file.as_uri())
-    page.evaluate(
-        "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
-    )
+    page.evaluate(UNFOLD)
+
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
-        seen = page.evaluate(WRONG, OUTPUTS)
-        assert seen["wrong"] == [], width
-        assert seen["page"] <= 0, width
+        found = page.evaluate(FIND_FAULTS, OUTPUTS)
+        assert found["wrong"] == [], width
+        assert found["page"] <= 0, width
     page.close()
 
 
@@ -164,7 +182,7 @@ CELLS = (
 
 
 @pytest.fixture(scope="module")
-def live(browser, tmp_path_factory):
+def live(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A notebook in a JupyterLab of its own, with all cells run."""
     folder = tmp_path_factory.mktemp("look")
     with lab.jupyter_lab(folder) as address:
@@ -182,11 +200,10 @@ def live(browser, tmp_path_factory):
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_fragments_keep_their_shape_in_a_live_jupyterlab(live, theme, width):
+def test_fragments_keep_their_shape_in_a_live_jupyterlab(live: Any, theme: str, width: int) -> None:
     lab.set_theme(live, theme)
     live.set_viewport_size({"width": width, "height": 4000})
-    live.evaluate(
-        "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
-    )
+    live.evaluate(UNFOLD)
+
     assert live.locator(OUTPUTS).count() == len(CELLS)
-    assert live.evaluate(WRONG, OUTPUTS)["wrong"] == []
+    assert live.evaluate(FIND_FAULTS, OUTPUTS)["wrong"] == []

@@ -10,15 +10,28 @@ import os
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import PIL
 import pytest
 import torch
+from elements import Elements
 from example_run import encoded
-from golden_cases import BOS, GOLDEN, IMAGE_ID, PAD, RECORDINGS, pooled, stand_in
+from golden_cases import (
+    BOS,
+    GOLDEN,
+    IMAGE_ID,
+    PAD,
+    RECORDINGS,
+    Recording,
+    pooled,
+    stand_in,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -27,11 +40,19 @@ from wording import says
 
 from ocr_phases import images
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, Preset
+from ocr_phases.families import FAMILIES, FamilyFacts, Preset
+from ocr_phases.families.facts import unknown_family
 from ocr_phases.files import FORMATS
 from ocr_phases.images import describe_page, load_page
-from ocr_phases.inputs.packing import pack
-from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
+from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.rows import make_rows
+from ocr_phases.inputs.views import (
+    PageViews,
+    image_token_count,
+    make_views,
+    valid_image_tokens,
+)
+from ocr_phases.settings import RunSettings
 
 PRESETS = FAMILIES["deepseek-ocr"].presets
 PROMPTS = FAMILIES["deepseek-ocr"].prompts
@@ -40,13 +61,13 @@ WHITE = (255, 255, 255)
 ORIENTATION = 0x0112
 
 
-def batch(views, prompts):
+def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:
     """The rows of a prefill, by the tokenizer that the pages were recorded with."""
     tokenizer = SimpleNamespace(encode=stand_in, image_token_id=IMAGE_ID, bos_id=BOS, pad_id=PAD)
     return pack(views, prompts, tokenizer)
 
 
-def blank(width, height, colour="white"):
+def blank(width: int, height: int, colour: str = "white") -> Image.Image:
     return Image.new("RGB", (width, height), colour)
 
 
@@ -65,12 +86,24 @@ EACH_PAGE = [
 PRESET_BY_SIZE = {1024: "base", 640: "small"}
 
 
+@dataclass(frozen=True)
+class RecordedPage:
+    """A page of a recording, or several in one prompt, cut as the package cuts it."""
+
+    recording: Recording
+    name: str
+    #: What was recorded of it.
+    case: dict[str, Any]
+    views: list[PageViews]
+    prompt: str
+    preset: Preset
+
+
 @pytest.fixture(scope="module", params=EACH_PAGE, ids="-".join)
-def recorded_page(request):
-    """A family, the name of a recorded page, and its views, prompt and preset."""
-    name, page = request.param
-    case = RECORDINGS[name].preprocess["cases"][page]
-    facts = FAMILIES[name]
+def recorded_page(request: pytest.FixtureRequest) -> RecordedPage:
+    family, page = request.param
+    case = RECORDINGS[family].preprocess["cases"][page]
+    facts = FAMILIES[family]
     preset = facts.presets[case.get("preset") or PRESET_BY_SIZE[case["image_size"]]]
     if "files" in case:
         files = case["files"]
@@ -78,13 +111,14 @@ def recorded_page(request):
     else:
         files = [case["file"]]
         prompt = facts.text_of("markdown", pages=1)
-    views = [make_views(load_once(GOLDEN / "pages" / file)[0], preset) for file in files]
-    return SimpleNamespace(
-        recording=RECORDINGS[name], page=page, case=case, views=views, prompt=prompt, preset=preset
-    )
+    views = []
+    for file in files:
+        image, _, _ = load_once(GOLDEN / "pages" / file)
+        views.append(make_views(image, preset))
+    return RecordedPage(RECORDINGS[family], page, case, views, prompt, preset)
 
 
-def test_a_page_is_packed_as_recorded(recorded_page):
+def test_a_page_is_packed_as_recorded(recorded_page: RecordedPage) -> None:
     case = recorded_page.case
     views = recorded_page.views
     image_tokens = case["image_tokens"]
@@ -104,7 +138,7 @@ def test_a_page_is_packed_as_recorded(recorded_page):
     assert ids[end:] == case["text_ids_tail"]
 
 
-def test_a_page_is_cut_as_recorded(recorded_page):
+def test_a_page_is_cut_as_recorded(recorded_page: RecordedPage) -> None:
     case = recorded_page.case
     views = recorded_page.views
     assert [list(view.grid) for view in views] == case["spatial_crop"]
@@ -117,7 +151,7 @@ def test_a_page_is_cut_as_recorded(recorded_page):
         assert_recorded_pixels(crops, recorded_page, "crop")
 
 
-def assert_recorded_pixels(pixels, recorded_page, kind):
+def assert_recorded_pixels(pixels: np.ndarray, recorded_page: RecordedPage, kind: str) -> None:
     """Views or crops, [N, S, S, 3], are those that the vendor's code made.
 
     Small copies were recorded, and the hashes of the pixels, which one version of Pillow gives.
@@ -127,7 +161,7 @@ def assert_recorded_pixels(pixels, recorded_page, kind):
     channels_first = pixels.transpose(0, 3, 1, 2)
     assert list(channels_first.shape) == case[f"{kind}_shape"]
 
-    page_with_copy = case.get(f"{kind}32_same_as", recorded_page.page)
+    page_with_copy = case.get(f"{kind}32_same_as", recorded_page.name)
     small_copies = recording.pixels.get(f"{page_with_copy}.{kind}32")
     if small_copies is None:
         assert recording.name == "unlimited-ocr"  # whose recording keeps some
@@ -142,7 +176,7 @@ def assert_recorded_pixels(pixels, recorded_page, kind):
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
-def test_the_grid_of_crops_is_the_recorded_one(name):
+def test_the_grid_of_crops_is_the_recorded_one(name: str) -> None:
     preset = FAMILIES[name].preset()
     recorded = RECORDINGS[name].preprocess["grids"]
     assert len(recorded) == 161
@@ -154,7 +188,9 @@ def test_the_grid_of_crops_is_the_recorded_one(name):
 @pytest.mark.parametrize(
     ("size", "grid"), [((1357, 1357), (2, 2)), ((1358, 1358), (3, 3)), ((1, 100_000), (1, 9))]
 )
-def test_of_two_grids_of_one_shape_a_page_gets_the_larger_from_half_of_its_area_on(size, grid):
+def test_of_two_grids_of_one_shape_a_page_gets_the_larger_from_half_of_its_area_on(
+    size: tuple[int, int], grid: tuple[int, int]
+) -> None:
     assert PRESETS["gundam"].grid(*size) == grid
 
 
@@ -175,11 +211,13 @@ def test_of_two_grids_of_one_shape_a_page_gets_the_larger_from_half_of_its_area_
         ("first <image> then <image>", True, "first <image> then <image>"),
     ],
 )
-def test_a_prompt_s_text_is_that_of_its_preset_or_the_user_s_own(prompt, grounding, text):
+def test_a_prompt_s_text_is_that_of_its_preset_or_the_user_s_own(
+    prompt: str, grounding: bool | None, text: str
+) -> None:
     assert FAMILIES["deepseek-ocr"].text_of(prompt, grounding=grounding) == text
 
 
-def test_unlimited_ocr_asks_for_boxes_without_a_mark():
+def test_unlimited_ocr_asks_for_boxes_without_a_mark() -> None:
     """Its own prompts are the published ones, as the recorded pages show."""
     assert FAMILIES["unlimited-ocr"].text_of("Read it.") == "<image>Read it."
 
@@ -199,16 +237,36 @@ def test_unlimited_ocr_asks_for_boxes_without_a_mark():
         ("deepseek-ocr", " ocr ", False),
     ],
 )
-def test_a_prompt_that_a_family_lacks_or_that_says_nothing_is_refused(family, prompt, grounding):
+def test_a_prompt_that_a_family_lacks_or_that_says_nothing_is_refused(
+    family: str, prompt: str, grounding: bool | None
+) -> None:
     with refused():
         FAMILIES[family].text_of(prompt, grounding=grounding)
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "rows"),
+    [
+        (FAMILIES["deepseek-ocr"], "free", 3),
+        (FAMILIES["deepseek-ocr"], "<image><image><image>\nRead them.", 1),
+        (FAMILIES["deepseek-ocr"], ["free", "ocr", "markdown"], 3),
+        (FAMILIES["unlimited-ocr"], "multipage", 1),
+        (unknown_family(None), "Read it.", 3),
+    ],
+)
+def test_three_pages_are_rows_unless_one_prompt_names_them_all(
+    family: FamilyFacts, prompt: str | list[str], rows: int
+) -> None:
+    pages, texts = make_rows([blank(8, 8)] * 3, RunSettings(prompt=prompt), family)
+    assert len(pages) == 3
+    assert len(texts) == rows
 
 
 #: A picture of 2 x 4 pixels: the left column is black, the right one white.
 LEFT_BLACK = np.array([[0, 255]] * 4, np.uint8)
 
 
-def picture_of_mode(mode):
+def picture_of_mode(mode: str) -> Image.Image:
     """`LEFT_BLACK` in one of Pillow's modes."""
     if mode == "I":
         return Image.fromarray(LEFT_BLACK.astype(np.int32) * 257)
@@ -222,7 +280,7 @@ def picture_of_mode(mode):
 @pytest.mark.parametrize(
     "mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "1", "I", "F", "I;16"]
 )
-def test_every_mode_keeps_black_and_white(mode):
+def test_every_mode_keeps_black_and_white(mode: str) -> None:
     picture = picture_of_mode(mode)
     assert picture.mode == mode
     page, _, _ = load_page(picture)
@@ -244,14 +302,15 @@ def test_every_mode_keeps_black_and_white(mode):
         ([0, 128, 255], [0, 0, 1]),
     ],
 )
-def test_grey_of_more_than_8_bits_is_scaled(values, expected):
+def test_grey_of_more_than_8_bits_is_scaled(values: list[float], expected: list[int]) -> None:
     dtype = np.float32 if isinstance(values[0], float) else np.uint16
     image = Image.fromarray(np.array([values], dtype))
     for source in (image, encoded(image, "TIFF")):
-        assert np.asarray(load_page(source)[0])[0, :, 0].tolist() == expected
+        page, _, _ = load_page(source)
+        assert np.asarray(page)[0, :, 0].tolist() == expected
 
 
-def test_transparency_becomes_white():
+def test_transparency_becomes_white() -> None:
     palette = Image.new("P", (4, 2))
     palette.putpalette([0, 0, 0, 255, 0, 0])
     transparent = (
@@ -265,7 +324,7 @@ def test_transparency_becomes_white():
         assert page.getpixel((3, 1)) == WHITE
 
 
-def test_half_of_the_white_is_seen_through_half_transparent_black():
+def test_half_of_the_white_is_seen_through_half_transparent_black() -> None:
     rgba = Image.new("RGBA", (2, 1))
     rgba.putpixel((0, 0), (255, 0, 0, 255))
     rgba.putpixel((1, 0), (0, 0, 0, 128))
@@ -275,7 +334,7 @@ def test_half_of_the_white_is_seen_through_half_transparent_black():
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_pages_are_turned_as_exif_says(kind):
+def test_pages_are_turned_as_exif_says(kind: str) -> None:
     upright = Image.fromarray(np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3))
     stored_pictures = {
         1: upright,
@@ -295,7 +354,7 @@ def test_pages_are_turned_as_exif_says(kind):
 @pytest.mark.parametrize(
     "wrong", [{"exif": b"Exif\0\0MM\0*\xff\xff\xff\xff"}, {"exif": b"x"}, {"icc_profile": b"x"}]
 )
-def test_metadata_that_cannot_be_read_is_ignored(wrong):
+def test_metadata_that_cannot_be_read_is_ignored(wrong: dict[str, bytes]) -> None:
     page, _, _ = load_page(encoded(blank(5, 3, "#123456"), **wrong))
     assert page.size == (5, 3)
     assert page.getpixel((0, 0)) == (0x12, 0x34, 0x56)
@@ -303,7 +362,7 @@ def test_metadata_that_cannot_be_read_is_ignored(wrong):
 
 
 @pytest.fixture
-def pdf(tmp_path):
+def pdf(tmp_path: Path) -> Path:
     """Three pages of 72 x 36 pt: red, green, blue."""
     pages = [blank(72, 36, colour) for colour in ("red", "#00ff00", "blue")]
     path = tmp_path / "doc.pdf"
@@ -314,7 +373,9 @@ def pdf(tmp_path):
 @pytest.mark.parametrize(
     ("suffix", "number", "channel"), [("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)]
 )
-def test_a_page_of_a_pdf_is_drawn_at_144_dots_per_inch(pdf, suffix, number, channel):
+def test_a_page_of_a_pdf_is_drawn_at_144_dots_per_inch(
+    pdf: Path, suffix: str, number: int, channel: int
+) -> None:
     page, data, name = load_page(f"{pdf}{suffix}")
     assert page.size == (144, 72)
     assert name == f"doc.pdf#{number}"
@@ -322,7 +383,9 @@ def test_a_page_of_a_pdf_is_drawn_at_144_dots_per_inch(pdf, suffix, number, chan
     assert int(np.asarray(page)[35, 70].argmax()) == channel
 
 
-def test_a_page_that_a_pdf_lacks_or_that_is_too_large_is_refused(pdf, monkeypatch):
+def test_a_page_that_a_pdf_lacks_or_that_is_too_large_is_refused(
+    pdf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in ("0", "4", "two"):
         with refused():
             load_page(f"{pdf}#{number}")
@@ -331,19 +394,21 @@ def test_a_page_that_a_pdf_lacks_or_that_is_too_large_is_refused(pdf, monkeypatc
         load_page(f"{pdf}#2")
 
 
-def test_a_damaged_pdf_is_refused(pdf):
+def test_a_damaged_pdf_is_refused(pdf: Path) -> None:
     pdf.write_bytes(b"%PDF-1.7 and nothing more")
     with refused():
         load_page(pdf)
 
 
-def test_a_pdf_is_refused_without_the_package_that_reads_it(pdf, monkeypatch):
+def test_a_pdf_is_refused_without_the_package_that_reads_it(
+    pdf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
     with refused():
         load_page(pdf)
 
 
-def test_a_file_may_be_named_like_a_page_of_a_pdf(tmp_path):
+def test_a_file_may_be_named_like_a_page_of_a_pdf(tmp_path: Path) -> None:
     path = tmp_path / "scan.pdf#2"
     path.write_bytes(encoded(blank(4, 4)))
     _, _, name = load_page(path)
@@ -351,40 +416,61 @@ def test_a_file_may_be_named_like_a_page_of_a_pdf(tmp_path):
 
 
 @pytest.fixture
-def tiff(tmp_path):
+def tiff(tmp_path: Path) -> Path:
     """Two frames of different shapes."""
     path = tmp_path / "two.tif"
-    frames = [blank(8, 4, "red"), blank(4, 8, "blue")]
-    path.write_bytes(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))
+    first = blank(8, 4, "red")
+    second = blank(4, 8, "blue")
+    path.write_bytes(encoded(first, "TIFF", save_all=True, append_images=[second]))
     return path
 
 
-def test_frames_of_a_tiff_are_pages(tiff):
-    frames = ((tiff, "two.tif#1", (8, 4)), (f"{tiff}#2", "two.tif#2", (4, 8)))
-    for asked, name, size in frames:
-        page, data, found = load_page(asked)
-        assert page.size == size
-        assert found == name
-        kept = base64.b64decode(describe_page(page, data, found)["data"])
-        assert load_page(kept)[0].size == size  # the record holds this frame
+def test_frames_of_a_tiff_are_pages(tiff: Path) -> None:
     assert images.page_count(tiff) == 2
     assert says(images.unnamed_pages(tiff), "2 pages", "page 1", "two.tif#2")
+    for source, name, size in ((tiff, "two.tif#1", (8, 4)), (f"{tiff}#2", "two.tif#2", (4, 8))):
+        page, data, found_name = load_page(source)
+        assert page.size == size
+        assert found_name == name
+        # A record holds this frame.
+        recorded = base64.b64decode(describe_page(page, data, found_name)["data"])
+        page_of_record, _, _ = load_page(recorded)
+        assert page_of_record.size == size
     with refused():
         load_page(f"{tiff}#3")
 
 
-def test_the_only_frame_of_a_tiff_has_no_number(tmp_path):
+def test_frames_of_a_bigtiff_are_pages(tmp_path: Path) -> None:
+    path = tmp_path / "big.tif"
+    frames = [blank(8, 4), blank(4, 8), blank(2, 6)]
+    first, *others = frames
+    data = encoded(first, "TIFF", save_all=True, append_images=others, big_tiff=True)
+    path.write_bytes(data)
+
+    assert images.page_count(path) == 3
+    for number, frame in enumerate(frames, 1):
+        page, data, name = load_page(f"{path}#{number}")
+        assert page.size == frame.size
+        # A record holds this frame.
+        recorded = base64.b64decode(describe_page(page, data, name)["data"])
+        page_of_record, _, _ = load_page(recorded)
+        assert page_of_record.size == frame.size
+
+
+def test_the_only_frame_of_a_tiff_has_no_number(tmp_path: Path) -> None:
     path = tmp_path / "one.tif"
     path.write_bytes(encoded(blank(8, 4), "TIFF"))
     _, _, name = load_page(path)
     assert name == "one.tif"
 
 
-def header_only_png(width, height):
+def header_only_png(width: int, height: int) -> bytes:
     """A PNG that says it is that large and holds no pixels."""
     small = encoded(Image.new("1", (1, 1)))
-    header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + small[24:29]
-    return small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:]
+    size = width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    header = b"IHDR" + size + small[24:29]
+    checksum = zlib.crc32(header).to_bytes(4, "big")
+    return small[:12] + header + checksum + small[33:]
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -421,8 +507,13 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_what_is_no_page_is_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+def test_what_is_no_page_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        pytest.fail("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
     Image.init()  # every format that Pillow knows is at hand
     source = SOURCES[name]
     if isinstance(source, str):
@@ -436,7 +527,7 @@ def test_what_is_no_page_is_refused(name, tmp_path, monkeypatch):
             images.page_image(source)  # as a record holds it
 
 
-def test_a_page_is_a_regular_file_of_bounded_size(tmp_path):
+def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "zero.pdf").symlink_to("/dev/zero")
     with (tmp_path / "sparse.png").open("wb") as file:
@@ -448,20 +539,27 @@ def test_a_page_is_a_regular_file_of_bounded_size(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"])
-def test_the_largest_page_follows_from_the_memory_its_format_needs(kind, monkeypatch):
+def test_the_largest_page_follows_from_the_memory_its_format_needs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
     small = encoded(blank(29, 29), kind)
     large = encoded(blank(40, 40), kind)
-    assert load_page(small)[0].size == (29, 29)
+    page, _, _ = load_page(small)
+    assert page.size == (29, 29)
     if kind in ("WEBP", "JPEG2000"):  # their decoders keep the page several times
         with refused():
             load_page(large)
     else:
-        assert load_page(large)[0].size == (40, 40)
+        page, _, _ = load_page(large)
+        assert page.size == (40, 40)
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in FORMATS if kind in Image.SAVE), "MPO"])
-def test_the_documented_formats_are_read_at_their_first_frame(kind):
+WRITABLE_FORMATS = [kind for kind in FORMATS if kind in Image.SAVE]
+
+
+@pytest.mark.parametrize("kind", [*WRITABLE_FORMATS, "MPO"])
+def test_the_documented_formats_are_read_at_their_first_frame(kind: str) -> None:
     """Also what moves, and the MPO of a phone."""
     if kind in ("GIF", "PNG", "WEBP", "MPO"):
         second = blank(16, 16, "red")
@@ -480,7 +578,7 @@ def test_the_documented_formats_are_read_at_their_first_frame(kind):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(st.data(), st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]))
-def test_a_damaged_file_is_a_page_or_refused(data, kind):
+def test_a_damaged_file_is_a_page_or_refused(data: st.DataObject, kind: str) -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     damaged = bytearray(encoded(blank(16, 16, "red"), kind, exif=exif))
@@ -503,7 +601,9 @@ def test_a_damaged_file_is_a_page_or_refused(data, kind):
         ("gundam", (400, 300), (1, 1), 192),
     ],
 )
-def test_image_tokens_of_nothing_but_padding_are_not_valid(preset, size, grid, tokens):
+def test_image_tokens_of_nothing_but_padding_are_not_valid(
+    preset: Preset, size: tuple[int, int], grid: tuple[int, int], tokens: int
+) -> None:
     assert valid_image_tokens(PRESETS[preset], size, grid) == tokens
 
 
@@ -515,23 +615,26 @@ SMALL = Preset("test", 128, 64, True, small_side=64)
 
 @pytest.mark.parametrize("size", [(1, 1), (641, 640), (20_000, 1), (1, 20_000), (50, 20_000)])
 @pytest.mark.parametrize("preset", [SMALL, *PRESETS.values()], ids=lambda preset: preset.name)
-def test_no_page_is_so_thin_that_it_vanishes(preset, size):
+def test_no_page_is_so_thin_that_it_vanishes(preset: Preset, size: tuple[int, int]) -> None:
     views = make_views(blank(*size, "black"), preset)
     assert (views.global_view == 0).any()
     assert not views.crops.any()
-    count = batch([views], [PROMPTS["free"]]).image_tokens[0]
+    (count,) = batch([views], [PROMPTS["free"]]).image_tokens
     assert count >= valid_image_tokens(preset, size, views.grid) >= 0
 
 
 @pytest.fixture
-def noisy_views():
+def noisy_views() -> list[PageViews]:
     """Two pages: one without crops and one with eight."""
-    shapes = [(60, 40, 3), (90, 200, 3)]
-    return [make_views(Image.fromarray(np.resize(NOISE, shape)), SMALL) for shape in shapes]
+    without_crops = Image.fromarray(np.resize(NOISE, (60, 40, 3)))
+    with_crops = Image.fromarray(np.resize(NOISE, (90, 200, 3)))
+    return [make_views(without_crops, SMALL), make_views(with_crops, SMALL)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(dtype, noisy_views):
+def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(
+    dtype: torch.dtype, noisy_views: list[PageViews]
+) -> None:
     levels = torch.from_numpy(np.stack([view.global_view for view in noisy_views]))
     expected = ((levels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).bfloat16()
 
@@ -548,6 +651,31 @@ def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(dtype
     assert moved.patches_grid == [[1, 1], [4, 2]]
 
 
-def test_a_page_without_crops_has_no_local_pixels(noisy_views):
+def test_a_page_without_crops_has_no_local_pixels(noisy_views: list[PageViews]) -> None:
     inputs = batch(noisy_views[:1], [PROMPTS["free"]])
     assert inputs.to("cpu", torch.float32).pixel_values_local is None
+
+
+def test_a_cell_shows_the_first_four_of_many_pages(noisy_views: list[PageViews]) -> None:
+    page, _ = noisy_views
+    inputs = batch([page] * 6, [PROMPTS["free"]] * 6)
+    shown = Elements(inputs._repr_mimebundle_()["text/html"])
+    assert len(shown.attributes_of("img")) == 4
+
+
+def test_the_positions_of_a_padded_row_begin_at_its_first_token(
+    noisy_views: list[PageViews],
+) -> None:
+    inputs = batch(noisy_views, [PROMPTS["free"], PROMPTS["markdown"]])
+    positions = inputs.to("cpu", torch.float32).position_ids
+    assert inputs.padded
+    for row, mask in zip(positions, inputs.attention_mask.bool(), strict=True):
+        assert row[mask].tolist() == list(range(int(mask.sum())))
+
+
+def test_rows_of_one_length_leave_the_positions_to_the_model(
+    noisy_views: list[PageViews],
+) -> None:
+    inputs = batch(noisy_views[:1], [PROMPTS["free"]])
+    assert not inputs.padded
+    assert inputs.to("cpu", torch.float32).position_ids is None

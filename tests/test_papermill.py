@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import papermill
@@ -22,106 +23,174 @@ from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS, PageParame
 from ocr_phases.versions import asset
 
 NOTEBOOK = asset("notebooks", "page_report.ipynb")
-QUICK = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1}
-NOTHING_AFTER = {"warmup": 0, "ceilings": False, "token_probabilities": False}
+QUICK: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1}
+NOTHING_AFTER: dict[str, Any] = {"warmup": 0, "ceilings": False, "token_probabilities": False}
+
+needs_native = pytest.mark.skipif(
+    transformers_version() < NATIVE_NEEDS, reason="the native class needs transformers >= 5.20"
+)
+
+
+def execute(notebook: Path, output: Path, **parameters: Any) -> nbformat.NotebookNode:
+    """The notebook as papermill leaves it, run by the engine of this package."""
+    return papermill.execute_notebook(
+        str(notebook), str(output), parameters, engine_name="ocr_phases", progress_bar=False
+    )
+
+
+def new_notebook(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    return nbformat.v4.new_notebook(cells=list(cells))
+
+
+# -- parameters ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def names(tmp_path):
+def kernel_names(tmp_path: Path) -> dict[str, Any]:
     """The names of page_report's parameters cell, as a kernel has them."""
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     (source,) = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", ()))
-    names = {"In": ["", source]}
+    names: dict[str, Any] = {"In": ["", source]}
     exec(source, names)
-    return names | {"output_dir": str(tmp_path / "out")}
+    names["output_dir"] = str(tmp_path / "out")
+    return names
 
 
-def test_options_and_names_without_a_line_of_their_own_count(names):
-    asked = PageParameters({**names, "kernels": True, "options": {"seed": 7, "preset": "tiny"}})
-    run = asked.settings.of_run()
-    assert (run["kernels"], run["seed"], run["preset"], run["repeats"]) == (True, 7, "tiny", 3)
-    assert asked.page.name == "receipt.png" and asked.folder.is_dir()
+def test_options_and_names_without_a_line_of_their_own_count(kernel_names: dict[str, Any]) -> None:
+    options = {"seed": 7, "preset": "tiny"}
+
+    parameters = PageParameters({**kernel_names, "kernels": True, "options": options})
+
+    settings = parameters.settings.of_run()
+    assert settings["kernels"] is True
+    assert settings["seed"] == 7
+    assert settings["preset"] == "tiny"
+    assert settings["repeats"] == 3
+    assert parameters.page.name == "receipt.png"
+    assert parameters.folder.is_dir()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"In": ["", "# Parameters\npage = None\nkernls = True\n"]},
-        {"options": {"kernls": True}},
-        {"options": "kernels"},
-        {"options": {"repeats": 0}},
+        pytest.param({"In": ["", "# Parameters\npage = None\nkernls = True\n"]}, id="injected"),
+        pytest.param({"options": {"kernls": True}}, id="option"),
+        pytest.param({"options": "kernels"}, id="no mapping"),
+        pytest.param({"options": {"repeats": 0}}, id="value"),
     ],
-    ids=["injected", "option", "no mapping", "value"],
 )
-def test_a_wrong_parameter_is_refused_with_the_nearest_name(names, wrong, tmp_path):
+def test_a_wrong_parameter_is_refused_with_the_nearest_name(
+    kernel_names: dict[str, Any], wrong: dict[str, Any], tmp_path: Path
+) -> None:
     with refused():
-        PageParameters({**names, **wrong})
+        PageParameters({**kernel_names, **wrong})
     assert not (tmp_path / "out").exists()
 
 
-def test_papermill_s_unknown_parameter_fails_in_our_engine(tmp_path):
+def test_papermill_s_unknown_parameter_fails_in_our_engine(tmp_path: Path) -> None:
+    parameters = {"record": str(RECORD), "repeat": 2, "output_dir": str(tmp_path / "out")}
     with pytest.raises(papermill.PapermillExecutionError, match="Did you mean repeats"):
-        papermill.execute_notebook(
-            str(NOTEBOOK),
-            str(tmp_path / "out.ipynb"),
-            {"record": str(RECORD), "repeat": 2, "output_dir": str(tmp_path / "out")},
-            engine_name="ocr_phases",
-            progress_bar=False,
-        )
+        execute(NOTEBOOK, tmp_path / "out.ipynb", **parameters)
 
 
-def count_loads(monkeypatch):
+def test_papermill_s_help_tells_type_default_and_meaning_of_each_parameter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        papermill_command(["--help-notebook", str(NOTEBOOK)])
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert "max_new_tokens: int (default None) maximum number of new tokens" in printed
+    assert "options: dict (default {}) any other keyword of load and run_inference" in printed
+    assert "Unknown type" not in printed
+    assert printed.count("(default ") == len(PAGE_REPORT_PARAMETERS)
+
+
+def papermill_with_yaml(folder: Path, options: str) -> None:
+    """Papermill's command with options as YAML; a record is shown, so that no model runs."""
+    parameters = f"{{options: {options}, record: '{RECORD}', output_dir: '{folder}/out'}}"
+    command = [str(NOTEBOOK), str(folder / "out.ipynb"), "-y", parameters]
+    command += ["--no-progress-bar", "--engine", "ocr_phases"]
+    papermill_command(command, standalone_mode=False)
+
+
+def test_papermill_s_command_takes_options_as_yaml(tmp_path: Path) -> None:
+    papermill_with_yaml(tmp_path, "{kernels: true, seed: 7}")
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_wrong_option_as_yaml_ends_papermill_s_command(tmp_path: Path) -> None:
+    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean kernels"):
+        papermill_with_yaml(tmp_path, "{kernls: true, seed: 7}")
+
+
+@pytest.mark.parametrize(
+    "notebook", sorted(asset("notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_every_parameter_of_every_notebook_has_a_type_and_a_meaning(notebook: Path) -> None:
+    parameters = papermill.inspect_notebook(str(notebook))
+    assert parameters
+    for parameter in parameters.values():
+        assert parameter["inferred_type_name"] != "None", parameter
+        assert parameter["help"], parameter
+
+
+# -- what is run and what is shown -----------------------------------------------------------------
+
+
+@pytest.fixture
+def model_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that gets an entry whenever a model is loaded; none is kept at first."""
-    loads = []
-    load = loaded_model.load_checkpoint
+    loads: list[Any] = []
+    load_checkpoint = loaded_model.load_checkpoint
 
-    def counted(*arguments, **keywords):
+    def load_counted(*arguments: Any, **keywords: Any) -> Any:
         loads.append(arguments)
-        return load(*arguments, **keywords)
+        return load_checkpoint(*arguments, **keywords)
 
-    monkeypatch.setattr(loaded_model, "load_checkpoint", counted)
+    monkeypatch.setattr(loaded_model, "load_checkpoint", load_counted)
     loaded_model.forget_kept_model()
     return loads
 
 
-def test_a_loop_over_pages_loads_the_model_once(tmp_path, monkeypatch):
-    if transformers_version() < NATIVE_NEEDS:
-        pytest.skip("the native class needs transformers >= 5.20")
-    loads = count_loads(monkeypatch)
+@needs_native
+def test_a_loop_over_pages_loads_the_model_once(tmp_path: Path, model_loads: list[Any]) -> None:
     for page in sorted(PAGES.glob("*.png"))[:2]:
         folder = tmp_path / page.stem
-        papermill.execute_notebook(
-            str(NOTEBOOK),
-            str(tmp_path / f"{page.stem}.ipynb"),
-            {"page": str(page), "output_dir": str(folder), "options": NOTHING_AFTER, **QUICK},
-            engine_name="ocr_phases",
-            progress_bar=False,
-        )
+        parameters = {"page": str(page), "output_dir": str(folder), "options": NOTHING_AFTER}
+        execute(NOTEBOOK, tmp_path / f"{page.stem}.ipynb", **parameters, **QUICK)
         assert PhaseRun.load(folder / "run.json").page.file == page.name
-    assert len(loads) == 1
+    assert len(model_loads) == 1
 
 
-def test_a_record_skips_what_needs_a_model_and_says_so(tmp_path):
-    done = papermill.execute_notebook(
-        str(NOTEBOOK),
-        str(tmp_path / "out.ipynb"),
-        {"record": str(RECORD), "output_dir": str(tmp_path / "out")},
-        engine_name="ocr_phases",
-        progress_bar=False,
+def test_a_record_skips_what_needs_a_model_and_says_so(tmp_path: Path) -> None:
+    parameters = {"record": str(RECORD), "output_dir": str(tmp_path / "out")}
+
+    notebook = execute(NOTEBOOK, tmp_path / "out.ipynb", **parameters)
+
+    outputs = {cell.id: cell.get("outputs") for cell in notebook.cells}
+    assert "skipped" in outputs["load"][0].text
+    assert not outputs["prefill-step"]
+    assert not outputs["decode-steps"]
+    assert outputs["summary"]
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+@pytest.fixture
+def own_notebook(tmp_path: Path) -> Path:
+    """A notebook of the user's own, run, that shows the linked view of a record."""
+    source = "\n".join(
+        [
+            "from ocr_phases import PhaseRun",
+            "from ocr_phases.report import sections",
+            f"run = PhaseRun.load({str(RECORD)!r})",
+            "sections.linked_page(run)",
+        ]
     )
-    cells = {cell.id: cell for cell in done.cells}
-    assert "skipped" in cells["load"].outputs[0].text
-    assert not cells["prefill-step"].outputs and not cells["decode-steps"].outputs
-    assert cells["summary"].outputs and Path(tmp_path / "out" / "run.json").exists()
-
-
-def test_a_notebook_of_one_s_own_becomes_one_file_with_the_linked_view(tmp_path, capsys):
-    source = "from ocr_phases import PhaseRun\nfrom ocr_phases.report import sections\n"
-    source += f"run = PhaseRun.load({str(RECORD)!r})\nsections.linked_page(run)"
-    own = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_markdown_cell("## Mine"), nbformat.v4.new_code_cell(source)]
-    )
-    nbformat.write(own, tmp_path / "own.ipynb")
+    heading = nbformat.v4.new_markdown_cell("## Mine")
+    notebook = new_notebook(heading, nbformat.v4.new_code_cell(source))
+    nbformat.write(notebook, tmp_path / "own.ipynb")
     papermill.execute_notebook(
         str(tmp_path / "own.ipynb"),
         str(tmp_path / "run.ipynb"),
@@ -129,73 +198,73 @@ def test_a_notebook_of_one_s_own_becomes_one_file_with_the_linked_view(tmp_path,
         kernel_name="python3",
         progress_bar=False,
     )
-    assert main(["html", str(tmp_path / "run.ipynb")]) == 0
-    document = (tmp_path / "run.html").read_text("utf-8")
-    assert "opv-report" in document and "Mine" in document
-    assert "PhaseRun.load" not in document and "https://" not in document.partition("<main")[0]
-    code = tmp_path / "code.html"
-    assert main(["html", str(tmp_path / "run.ipynb"), "--show-code", "--out", str(code)]) == 0
-    assert "PhaseRun.load" in code.read_text("utf-8")
+    return tmp_path / "run.ipynb"
 
 
-def test_what_is_no_notebook_is_refused_and_leaves_no_file(tmp_path):
+def test_a_notebook_of_one_s_own_becomes_one_file_with_the_linked_view(
+    own_notebook: Path, tmp_path: Path
+) -> None:
+    assert main(["html", str(own_notebook)]) == 0
+    document = own_notebook.with_suffix(".html").read_text("utf-8")
+    assert "opv-report" in document
+    assert "Mine" in document
+    assert "PhaseRun.load" not in document
+    assert "https://" not in document.partition("<main")[0]
+
+    with_code = tmp_path / "code.html"
+    assert main(["html", str(own_notebook), "--show-code", "--out", str(with_code)]) == 0
+    assert "PhaseRun.load" in with_code.read_text("utf-8")
+
+
+def test_what_is_no_notebook_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "page.ipynb").write_text("no notebook")
     assert main(["html", str(tmp_path / "page.ipynb")]) == 2
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_file_in_the_way_of_a_notebook_s_html_stays_and_an_earlier_output_is_replaced(tmp_path):
-    notebook, page = tmp_path / "page.ipynb", tmp_path / "page.html"
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("Old")]), notebook)
+def write_text_notebook(path: Path, text: str) -> None:
+    """Write a notebook with one cell of text."""
+    nbformat.write(new_notebook(nbformat.v4.new_markdown_cell(text)), path)
+
+
+def test_a_file_in_the_way_of_a_notebook_s_html_stays_and_an_earlier_output_is_replaced(
+    tmp_path: Path,
+) -> None:
+    notebook = tmp_path / "page.ipynb"
+    page = tmp_path / "page.html"
+    write_text_notebook(notebook, "Old")
     page.write_text("mine")
+
     assert main(["html", str(notebook)]) == 2
     assert page.read_text() == "mine"
     assert main(["html", str(notebook), "--overwrite"]) == 0
     assert "Old" in page.read_text()
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("New")]), notebook)
+
+    write_text_notebook(notebook, "New")
     assert main(["html", str(notebook)]) == 0
     assert "New" in page.read_text()
+
+
+def test_a_notebook_s_html_never_replaces_the_notebook(tmp_path: Path) -> None:
+    notebook = tmp_path / "page.ipynb"
+    write_text_notebook(notebook, "New")
     assert main(["html", str(notebook), "--out", str(notebook), "--overwrite"]) == 2
     assert nbformat.read(notebook, as_version=4).cells[0].source == "New"
 
 
-def test_papermill_s_help_tells_type_default_and_meaning_of_each_parameter(capsys):
-    with pytest.raises(SystemExit) as ended:
-        papermill_command(["--help-notebook", str(NOTEBOOK)])
-    assert ended.value.code == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "max_new_tokens: int (default None) maximum number of new tokens" in told
-    assert "options: dict (default {}) any other keyword of load and run_inference" in told
-    assert "Unknown type" not in told
-    assert told.count("(default ") == len(PAGE_REPORT_PARAMETERS)
-
-
-def test_papermill_s_command_takes_options_as_yaml(tmp_path):
-    """A record is shown, so that no model runs; a wrong name would end the notebook."""
-    given = (
-        f"{{options: {{kernels: true, seed: 7}}, record: '{RECORD}', output_dir: '{tmp_path}/o'}}"
-    )
-    command = [str(NOTEBOOK), str(tmp_path / "out.ipynb"), "-y", given, "--no-progress-bar"]
-    papermill_command([*command, "--engine", "ocr_phases"], standalone_mode=False)
-    assert (tmp_path / "o" / "run.json").exists()
-    with pytest.raises(papermill.PapermillExecutionError, match="Did you mean kernels"):
-        papermill_command(
-            [*command[:3], given.replace("kernels", "kernls"), "--engine", "ocr_phases"],
-            standalone_mode=False,
-        )
+# -- the guide's scripts for many pages ------------------------------------------------------------
 
 
 def guide_script(name: str) -> str:
     """The guide's script that has this name in it."""
     text = (Path(__file__).parents[1] / "docs" / "guide.md").read_text("utf-8")
-    (script,) = (
-        part for part in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if name in part
-    )
+    scripts = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (script,) = (script for script in scripts if name in script)
     return script
 
 
 @pytest.fixture
-def scans(tmp_path):
+def scans(tmp_path: Path) -> Path:
     """A folder with two pages to scan, the notebooks, and a record."""
     (tmp_path / "notebooks").symlink_to(asset("notebooks"))
     (tmp_path / "record.json").symlink_to(RECORD)
@@ -206,48 +275,58 @@ def scans(tmp_path):
     return tmp_path
 
 
-def test_the_guide_s_processes_run_a_notebook_for_each_page(scans):
+@pytest.fixture
+def scan_names(scans: Path) -> list[str]:
+    """The names of these pages."""
+    return sorted(path.stem for path in (scans / "scans").iterdir())
+
+
+def test_the_guide_s_processes_run_a_notebook_for_each_page(
+    scans: Path, scan_names: list[str]
+) -> None:
     """They show a record: that the model is kept in a process is tested above."""
     script = guide_script("ProcessPoolExecutor")
     # One process is enough, and loads its libraries once.
     script = script.replace("PROCESSES = 2", "PROCESSES = 1")
-    (scans / "measure.py").write_text(script.replace('"model": "tiny"', '"record": "record.json"'))
+    script = script.replace('"model": "tiny"', '"record": "record.json"')
+    (scans / "measure.py").write_text(script)
+
     done = subprocess.run(
         [sys.executable, "measure.py"], cwd=scans, capture_output=True, text=True, check=True
     )
-    names = sorted(path.stem for path in (scans / "scans").iterdir())
-    assert done.stdout.split() == names
-    assert sorted(path.parent.name for path in scans.glob("out/*/run.json")) == names
+
+    assert done.stdout.split() == scan_names
+    assert sorted(path.parent.name for path in scans.glob("out/*/run.json")) == scan_names
 
 
-def test_the_guide_s_dask_workers_measure_each_page_with_one_model(scans, monkeypatch, capsys):
+@needs_native
+def test_the_guide_s_dask_workers_measure_each_page_with_one_model(
+    scans: Path,
+    scan_names: list[str],
+    model_loads: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The worker is a thread of this process, where the model's loads are counted."""
     distributed = pytest.importorskip("distributed")
-    if transformers_version() < NATIVE_NEEDS:
-        pytest.skip("the native class needs transformers >= 5.20")
-    loads = count_loads(monkeypatch)
     quick = {**QUICK, "options": NOTHING_AFTER}
     script = guide_script("as_completed").replace('"model": "tiny"', f"**{quick!r}")
-    own = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "silence_logs": 50}
-    addresses = dict.fromkeys(("dashboard_address", "worker_dashboard_address"), "127.0.0.1:0")
+
     with distributed.LocalCluster(
-        host="127.0.0.1", protocol="tcp://", memory_limit=0, **own, **addresses
+        n_workers=1,
+        threads_per_worker=1,
+        processes=False,
+        memory_limit=0,
+        silence_logs=50,
+        host="127.0.0.1",
+        protocol="tcp://",
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
     ) as cluster:
         monkeypatch.setattr(sys, "argv", ["measure.py", cluster.scheduler_address, str(scans)])
         exec(compile(script, "measure.py", "exec"), {"__name__": "__main__"})
-    names = sorted(path.stem for path in (scans / "scans").iterdir())
-    assert sorted(capsys.readouterr().out.split()) == names
-    for name in names:
+
+    assert sorted(capsys.readouterr().out.split()) == scan_names
+    for name in scan_names:
         assert PhaseRun.load(scans / "out" / name / "run.json").page.file == f"{name}.png"
-    assert len(loads) == 1
-
-
-@pytest.mark.parametrize(
-    "notebook", sorted(asset("notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
-def test_every_parameter_of_every_notebook_has_a_type_and_a_meaning(notebook):
-    parameters = papermill.inspect_notebook(str(notebook))
-    assert parameters
-    for parameter in parameters.values():
-        assert parameter["inferred_type_name"] != "None", parameter
-        assert parameter["help"], parameter
+    assert len(model_loads) == 1

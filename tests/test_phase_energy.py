@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import PAGES
 from example_run import make_run
+from torch import nn
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.measure.phase_energy import (
@@ -28,7 +29,7 @@ PAGE = PAGES / "receipt.png"
 
 
 class StepwiseCounter:
-    """Counts 50 J a second of work, and shows them in steps of a tenth of a second."""
+    """Counts 50 J per second of work, and shows them in steps of a tenth of a second."""
 
     ranges = [float("inf")]
 
@@ -44,13 +45,18 @@ def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
 ) -> None:
     from ocr_phases.measure import phase_energy
 
-    time_s = [0.0]
-    monkeypatch.setattr(phase_energy, "perf_counter", lambda: time_s[0])
+    now = 0.0
+
+    def clock() -> float:
+        return now
 
     def work() -> None:
-        time_s[0] += 0.04
+        nonlocal now
+        now += 0.04
 
-    window = energy_while_repeated(work, StepwiseCounter(lambda: time_s[0]), seconds=2.0)
+    monkeypatch.setattr(phase_energy, "perf_counter", clock)
+
+    window = energy_while_repeated(work, StepwiseCounter(clock), seconds=2.0)
 
     assert window.seconds >= 2.0
     assert window.seconds == pytest.approx(0.04 * window.calls)
@@ -86,17 +92,18 @@ def test_vision_alone_makes_the_calls_of_a_prefill(tiny_session: OCRSession) -> 
     """The projector's output is the last thing that vision makes."""
     prepared = tiny_session.prepare(PAGE, preset="tiny")
     inputs = prepared.to("cpu", torch.float32)
-    seen: list[torch.Tensor] = []
     projector = tiny_session.checkpoint.interface.modules(tiny_session.model)["projector"]
-    hook = projector.register_forward_hook(lambda module, args, output: seen.append(output))
+    outputs: list[torch.Tensor] = []
 
-    with torch.no_grad():
+    def keep_output(_module: nn.Module, _args: object, output: torch.Tensor) -> None:
+        outputs.append(output)
+
+    with torch.no_grad(), projector.register_forward_hook(keep_output):
         calls = vision_forwards(tiny_session.model, inputs, None)
         for call in calls:
             call()
-    hook.remove()
 
-    in_prefill, alone = seen
+    in_prefill, alone = outputs
     assert torch.equal(in_prefill, alone)
 
 
@@ -133,11 +140,14 @@ def test_a_page_is_prefill_and_decode_and_vision_is_a_part_of_the_prefill() -> N
     assert table.loc["prefill", "of_page"] == pytest.approx(5 / 45)
 
 
-def test_energy_by_phase_is_saved_and_read(tmp_path: object) -> None:
+def test_energy_by_phase_is_saved_and_read() -> None:
     run = with_energy()
     again = PhaseRun.from_dict(run.to_dict())
     assert again.phase_energy == run.phase_energy
-    damaged = run.to_dict()
+
+
+def test_a_record_with_half_of_the_energy_by_phase_is_refused() -> None:
+    damaged = with_energy().to_dict()
     damaged["phase_energy"]["calls"] = [1]
     with pytest.raises(OcrPhasesError, match="phase_energy"):
         PhaseRun.from_dict(damaged)
@@ -146,23 +156,22 @@ def test_energy_by_phase_is_saved_and_read(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (lambda: make_run(), "phase_energy=True"),
-        (lambda: with_energy(missing="NVML: no card"), "NVML: no card"),
+        pytest.param(make_run(), "phase_energy=True", id="not asked for"),
+        pytest.param(with_energy(missing="NVML: no card"), "NVML: no card", id="no counter"),
     ],
-    ids=["not asked for", "no counter"],
 )
-def test_a_record_without_energy_by_phase_says_why(
-    run: Callable[[], PhaseRun], reason: str
-) -> None:
+def test_a_record_without_energy_by_phase_says_why(run: PhaseRun, reason: str) -> None:
     with pytest.raises(OcrPhasesError, match=reason):
-        _ = run().energy
-    assert run().plot.energy().texts or run().plot.energy().axes
+        _ = run.energy
+    figure = run.plot.energy()
+    assert figure.texts or figure.axes
 
 
 def test_the_section_stands_in_a_report_only_where_it_was_asked_for() -> None:
     assert energy_section(make_run()).html() == ""
     missing = energy_section(with_energy(missing="NVML: no card")).html()
-    assert "NVML: no card" in missing and "<table" not in missing
+    assert "NVML: no card" in missing
+    assert "<table" not in missing
     assert "<table" in energy_section(with_energy()).html()
 
 

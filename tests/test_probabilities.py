@@ -3,7 +3,7 @@ region.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
@@ -18,7 +18,7 @@ from grounding_texts import marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surface import page_section
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import uncertain_regions
 from benchmarks.quality_figures import DOCUMENT
@@ -38,8 +38,9 @@ pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 TOLERANCE = 1e-3
 #: How many tokens are generated.
 COUNT = 24
+RECEIPT = PAGES / "receipt.png"
 Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
-ASKED: dict[str, Any] = {
+QUICK: dict[str, Any] = {
     "preset": "tiny",
     "max_new_tokens": 8,
     "repeats": 1,
@@ -54,27 +55,27 @@ def margin_of(logits: Tensor, token: int) -> float:
     return float(logits[token] - others.max())
 
 
-def assert_known(
-    model: Any, inputs: DeviceInputs, ids: list[list[int]], logits: Any
-) -> list[ProbabilitiesPart]:
-    """The probabilities of ``ids`` are those that logits [B, vocab] of each step give."""
-    found = token_probabilities(model, inputs, ids)
+def assert_probabilities_follow(
+    found: Sequence[ProbabilitiesPart], ids: list[list[int]], logits: Sequence[Tensor]
+) -> None:
+    """Each row's probabilities are those that the logits [B, vocab] of each step give its ids."""
     assert len(found) == len(ids)
     for row, tokens in enumerate(ids):
-        steps = [(step[row], token) for step, token in zip(logits, tokens, strict=False)]
-        logprobs = [float(step.log_softmax(-1)[token]) for step, token in steps]
-        margins = [margin_of(step, token) for step, token in steps]
+        logprobs = []
+        margins = []
+        for step, token in zip(logits, tokens, strict=False):
+            logprobs.append(float(step[row].log_softmax(-1)[token]))
+            margins.append(margin_of(step[row], token))
         assert found[row].logprobs == pytest.approx(logprobs, abs=TOLERANCE)
         assert found[row].margins == pytest.approx(margins, abs=TOLERANCE)
-    return found
 
 
 def step_logits(model: Any, inputs: DeviceInputs, ids: list[list[int]]) -> list[Tensor]:
-    """The logits of decode steps over given tokens."""
+    """The logits [B, vocab] of the prefill and of each decode step over the rows' tokens."""
     state = prefill(model, inputs)
     logits = [state.logits]
-    for tokens in zip(*(row[:-1] for row in ids), strict=True):
-        state.token = torch.tensor(tokens)
+    for token in torch.tensor(ids).T[:-1]:
+        state.token = token
         decode_step(model, state)
         logits.append(state.logits)
     return logits
@@ -94,14 +95,23 @@ def test_probabilities_equal_those_of_the_logits_of_generate(
     name: str, case: str, driven: Driven
 ) -> None:
     session, inputs = driven(name, case)
-    model = session.model
-    arguments = interface_of(model).prefill_arguments(inputs)
+    arguments = interface_of(session.model).prefill_arguments(inputs)
     arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
-    rules = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2, "no_repeat_ngram_size": 1}
-    outputs = {"output_logits": True, "return_dict_in_generate": True}
-    generated = model.generate(**arguments, max_new_tokens=COUNT, **rules, **outputs)
+    generated = session.model.generate(
+        **arguments,
+        max_new_tokens=COUNT,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=2,
+        no_repeat_ngram_size=1,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
     ids = generated.sequences[:, inputs.input_ids.shape[1] :].tolist()
-    found = assert_known(model, inputs, ids, generated.logits)
+
+    found = token_probabilities(session.model, inputs, ids)
+
+    assert_probabilities_follow(found, ids, generated.logits)
     # Somewhere the rule against repetition took another token than the likeliest.
     assert min(margin for row in found for margin in row.margins) < 0
 
@@ -115,43 +125,54 @@ def test_probabilities_equal_those_of_the_logits_of_decode_steps(
     rows = len(inputs.input_ids)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 250, (rows, COUNT), generator=generator).tolist()
-    assert_known(session.model, inputs, ids, step_logits(session.model, inputs, ids))
+
+    found = token_probabilities(session.model, inputs, ids)
+
+    assert_probabilities_follow(found, ids, step_logits(session.model, inputs, ids))
 
 
 def test_nothing_is_known_behind_an_image_token(driven: Driven) -> None:
     session, inputs = driven("deepseek-ocr", "small")
     image_token = int(inputs.input_ids[inputs.images_seq_mask][0])
+
     (of_text,) = token_probabilities(session.model, inputs, [[5, 6, 7, 8]])
     (with_image,) = token_probabilities(session.model, inputs, [[5, 6, image_token, 8]])
+
     assert with_image.logprobs[:2] == pytest.approx(of_text.logprobs[:2], abs=TOLERANCE)
     assert [margin is None for margin in with_image.margins] == [False, False, False, True]
 
 
 def test_nothing_is_known_where_the_logits_are_no_numbers(driven: Driven) -> None:
     session, inputs = driven("deepseek-ocr", "small")
-    head = session.model.lm_head
-    with head.register_forward_hook(lambda head, given, logits: logits.fill_(math.nan)):
+
+    def without_numbers(_head: nn.Module, _inputs: object, logits: Tensor) -> Tensor:
+        return logits.fill_(math.nan)
+
+    with session.model.lm_head.register_forward_hook(without_numbers):
         (found,) = token_probabilities(session.model, inputs, [[5, 6]])
+
     assert found == ProbabilitiesPart(logprobs=[None, None], margins=[None, None])
 
 
 @pytest.fixture(scope="module")
 def run(golden_session: OCRSession) -> PhaseRun:
     """A page that was read greedily, without a rule."""
-    return golden_session.run_inference(PAGES / "receipt.png", **ASKED)
+    return golden_session.run_inference(RECEIPT, **QUICK)
 
 
 def test_a_record_keeps_the_probabilities_of_its_tokens(
     golden_session: OCRSession, run: PhaseRun
 ) -> None:
+    inputs = golden_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
+
+    (expected,) = token_probabilities(golden_session.model, inputs, [run.result.ids])
+
     (row,) = run.probabilities
+    assert row.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
+    assert row.margins == pytest.approx(expected.margins, abs=TOLERANCE)
     assert max(row.logprobs) <= 0
     assert min(row.margins) >= 0
     assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
-    inputs = golden_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
-    (expected,) = token_probabilities(golden_session.model, inputs, [run.result.ids])
-    assert row.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
-    assert row.margins == pytest.approx(expected.margins, abs=TOLERANCE)
 
 
 def test_a_record_with_probabilities_is_of_the_same_request_as_an_older_one(run: PhaseRun) -> None:
@@ -159,13 +180,19 @@ def test_a_record_with_probabilities_is_of_the_same_request_as_an_older_one(run:
 
 
 @pytest.mark.parametrize(
-    "way", [{"first_token": "redecode"}, {"return_text": False, "generate": True}]
+    "way",
+    [
+        pytest.param({"first_token": "redecode"}, id="the first token by a step"),
+        pytest.param({"return_text": False, "generate": True}, id="generate() without a text"),
+    ],
 )
 def test_each_row_has_probabilities_whichever_way_it_ran(
     way: dict[str, Any], golden_session: OCRSession
 ) -> None:
-    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
-    run = golden_session.run_inference(pages, **ASKED, infer={"temperature": 2.0}, **way)
+    pages = [RECEIPT, PAGES / "slide.png"]
+
+    run = golden_session.run_inference(pages, **QUICK, infer={"temperature": 2.0}, **way)
+
     counts = [len(row.logprobs) for row in run.probabilities]
     assert counts == [len(row.ids) for row in run.results]
     assert run.tokens_of(1)["probability"].notna().all()
@@ -173,21 +200,22 @@ def test_each_row_has_probabilities_whichever_way_it_ran(
 
 
 def test_without_probabilities_nothing_more_runs(golden_session: OCRSession, run: PhaseRun) -> None:
-    with captured(golden_session.model.lm_head, "output") as heads:
-        plain = golden_session.run_inference(
-            PAGES / "receipt.png", **ASKED, token_probabilities=False
-        )
-    assert len(heads) == len(plain.result.ids)
+    with captured(golden_session.model.lm_head, "output") as outputs_of_head:
+        plain = golden_session.run_inference(RECEIPT, **QUICK, token_probabilities=False)
+
+    assert len(outputs_of_head) == len(plain.result.ids)
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
+
+# -- how sure the model was of a region ------------------------------------------------------------
 
 EXAMPLE = make_run()
 
 
-def with_texts(
-    contents: list[str], logprobs: list[float | None] | None, split: int = 3
+def with_regions(
+    contents: list[str], logprobs: list[float | None] | None, token_length: int = 3
 ) -> PhaseRun:
-    """A record of regions with these contents, cut into tokens of ``split`` characters at most.
+    """A record of regions with these contents, cut into tokens of so many characters at most.
 
     The tokens have the log probabilities in turn.
     """
@@ -195,7 +223,8 @@ def with_texts(
     for number, content in enumerate(contents):
         top = 10 + 240 * number
         text += marked("text", [[10, top, 900, top + 190]]) + content
-    texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
+    starts = range(0, len(text), token_length)
+    texts = [text[start : start + token_length] for start in starts] + [EOS]
     result = to_plain(EXAMPLE.result)
     result |= {"text": text, "ids": list(range(len(texts))), "token_texts": texts}
     probabilities = None
@@ -209,20 +238,22 @@ def with_texts(
 @given(
     contents=st.lists(st.text("ab \n", max_size=9), max_size=4),
     logprobs=st.none() | st.lists(st.none() | st.floats(-0.5, 0), min_size=1, max_size=40),
-    split=st.integers(1, 5),
+    token_length=st.integers(1, 5),
 )
-def test_a_region_is_as_sure_as_the_mean_of_the_tokens_of_its_text(contents, logprobs, split):
-    run = with_texts(contents, logprobs, split)
-    regions = run.regions.query("region >= 0")
-    assert regions["probability"].tolist() == pytest.approx(
-        region_means(run, contents), nan_ok=True
-    )
-    assert regions["uncertain"].tolist() == (regions["probability"] < UNCERTAIN_BELOW).tolist()
+def test_a_region_is_as_sure_as_the_mean_of_the_tokens_of_its_text(
+    contents: list[str], logprobs: list[float | None] | None, token_length: int
+) -> None:
+    run = with_regions(contents, logprobs, token_length)
 
-    uncertain = regions["uncertain"].sum()
+    regions = run.regions.query("region >= 0")
+
+    means = region_means(run, contents)
+    assert regions["probability"].tolist() == pytest.approx(means, nan_ok=True)
+    is_below = regions["probability"] < UNCERTAIN_BELOW
+    assert regions["uncertain"].tolist() == is_below.tolist()
     sentence = uncertain_sentence(run)
-    if uncertain:
-        assert sentence.startswith(f"{uncertain} of {len(contents)} regions ")
+    if is_below.any():
+        assert sentence.startswith(f"{is_below.sum()} of {len(contents)} regions ")
     else:
         assert sentence == ""
 
@@ -244,8 +275,10 @@ def region_means(run: PhaseRun, contents: list[str]) -> list[float]:
     return means
 
 
-UNSURE = with_texts(["\ngood", "\nbad one"], [0.0] * 22 + [-2.0] * 22, split=3)
-SURE = with_texts(["\ngood", "\nbad one"], [0.0])
+#: A record of two regions, of the second of which the model was not sure.
+UNSURE = with_regions(["\ngood", "\nbad one"], [0.0] * 22 + [-2.0] * 22)
+#: The same regions, of both of which it was sure.
+SURE = with_regions(["\ngood", "\nbad one"], [0.0])
 
 
 def test_an_uncertain_region_is_told_in_the_verdict_and_in_the_report() -> None:
@@ -256,22 +289,26 @@ def test_an_uncertain_region_is_told_in_the_verdict_and_in_the_report() -> None:
 
 def test_the_tag_of_an_uncertain_region_has_a_question_mark() -> None:
     first, second = region_tags(SURE)
+
     assert region_tags(UNSURE) == [first, f"{second}?"]
     assert "? is uncertain: mean token probability below 90 %" in page_section(UNSURE).html()
 
 
 def region_tags(run: PhaseRun) -> list[str]:
+    """What stands on the tag of each region of a record's page."""
     regions = parse_grounding(run.text).regions
     return [box.text for box in region_boxes(regions, (400, 300), run.regions)]
 
 
 def test_without_probabilities_nothing_is_said_of_certainty() -> None:
     run = replace(UNSURE, probabilities=None)
-    whole = page_section(run).html() + text_notes_section(run).html() + verdict(run)
-    assert "probability" not in whole
-    assert "uncertain" not in whole
+
+    for text in (page_section(run).html(), text_notes_section(run).html(), verdict(run)):
+        assert "probability" not in text
+        assert "uncertain" not in text
 
 
 def test_the_docs_have_the_figures_of_the_file() -> None:
     regions = pd.read_csv(uncertain_regions.RESULT)
+
     assert uncertain_regions.found(regions) in DOCUMENT.read_text("utf-8")

@@ -6,8 +6,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.stages import TOKEN_COLUMNS
 from ocr_phases.images import describe_page
 from ocr_phases.record import SCHEMA, SPAN_COLUMNS
-from ocr_phases.record.parts import to_plain
+from ocr_phases.record.parts import Part, to_plain
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +48,26 @@ def test_a_saved_record_stays_itself(run: PhaseRun, tmp_path: Path) -> None:
 
     assert again.to_dict() == run.to_dict()
     pd.testing.assert_frame_equal(again.spans, run.spans, check_exact=True)
+
+
+def kinds_of_parts(kind: type[Part] = Part) -> Iterator[type[Part]]:
+    """Every kind of part that a record can have."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_of_parts(below)
+
+
+def test_the_parts_of_a_record_cannot_be_changed() -> None:
+    assert [kind.__name__ for kind in kinds_of_parts() if not kind.__struct_config__.frozen] == []
+
+
+def test_the_entries_of_a_part_are_given_by_name_alone() -> None:
+    by_place = []
+    for kind in kinds_of_parts():
+        parameters = signature(kind).parameters.values()
+        if any(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters):
+            by_place.append(kind.__name__)
+    assert by_place == []
 
 
 def test_a_record_has_all_that_its_file_has(run: PhaseRun) -> None:

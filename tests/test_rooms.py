@@ -61,6 +61,22 @@ NAMED_IN_STRINGS = {
     "ocr_phases.view.assets": {"ocr_phases.view"},  # whose files are resources
 }
 
+#: The dataclasses that change while something is measured or loaded; all others are frozen.
+CHANGING = {
+    "Afterwards",
+    "Answer",
+    "Carried",
+    "DecodeState",
+    "NotebookOutcome",
+    "PageCounts",
+    "Preparation",
+    "ProcessedInputs",
+    "Reach",
+    "Span",
+    "StepSetup",
+    "Task",
+}
+
 
 def modules(root: Path) -> dict[str, Path]:
     found = {}
@@ -156,6 +172,15 @@ def names_in_strings(path: Path, known: dict[str, Path]) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+def dataclasses_that_change(path: Path) -> Iterator[str]:
+    """The names of a module's dataclasses whose entries can be set again."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef):
+            made_by = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if any(text.startswith("dataclass") and "frozen=True" not in text for text in made_by):
+                yield node.name
+
+
 def test_every_module_is_in_a_room() -> None:
     rooms = {room_of(module) for module in modules(ROOT) if module != FRONT_DOOR}
     assert rooms <= set(ROOMS)
@@ -185,3 +210,8 @@ def test_no_name_of_the_package_is_hidden_in_a_string(module: str) -> None:
     known = modules(ROOT)
     found = set(names_in_strings(known[module], known))
     assert found <= NAMED_IN_STRINGS.get(module, set())
+
+
+def test_nobody_changes_a_value_behind_its_reader_s_back() -> None:
+    found = [name for path in modules(ROOT).values() for name in dataclasses_that_change(path)]
+    assert sorted(found) == sorted(CHANGING)

@@ -50,7 +50,7 @@ def measure(events: list[Event], **settings: Any) -> PhaseRun:
         return ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS | settings)
 
 
-def check_of(run: PhaseRun, name: str) -> tuple[str, str]:
+def check_result(run: PhaseRun, name: str) -> tuple[str, str]:
     """The verdict of a check and what it measured; a check that is not there passes."""
     checks = run.checks.set_index("name")
     if name not in checks.index:
@@ -129,8 +129,8 @@ def test_tokens_that_come_together_are_counted_and_not_timed(case: str, tmp_path
     assert run["tokens_per_s"] is None
     assert run["prefill_ms"] is None
     assert run["ntpot_ms"] == pytest.approx(run["page_ms"] / tokens)
-    assert check_of(run, "token_times")[0] == "fail"
-    assert check_of(run, "outlier_steps") == ("n/a", "the tokens have no times of their own")
+    assert check_result(run, "token_times")[0] == "fail"
+    assert check_result(run, "outlier_steps") == ("n/a", "the tokens have no times of their own")
     said = f"{verdict(run)} {key_metrics_text(run)} {run!r}"
     assert "only token" not in said
     assert "refill" not in said
@@ -188,7 +188,7 @@ def test_tokens_that_come_one_by_one_are_timed(case: str) -> None:
     assert run["decode_steps"] == tokens - 1
     assert run["inter_token_ms"] > 0
     assert run["tokens_per_s"] > 0
-    assert check_of(run, "token_times")[0] in ("note", "pass")
+    assert check_result(run, "token_times")[0] in ("note", "pass")
     assert run["ttft_ms"] < 0.6 * run["page_ms"]
     assert set(run.spans.query("phase == 'prefill'")["stage"]) == {"first_token"}
     if "reasoning" in case:
@@ -202,7 +202,7 @@ def test_without_a_count_and_ids_there_are_no_rates(count: Any) -> None:
     assert run["inter_token_ms"] is None
     assert run["tokens_per_s"] is None
     assert run["ntpot_ms"] is None
-    assert check_of(run, "token_times")[0] == "note"
+    assert check_result(run, "token_times")[0] == "note"
     assert "at least 12 pieces" in verdict(run)
     assert "at least 12 pieces" in repr(run)
     run._repr_mimebundle_()
@@ -221,7 +221,7 @@ def test_what_is_no_text_is_named() -> None:
 
     run = measure(counted(timed(call) + words(6), 6))
 
-    result, measured = check_of(run, "token_times")
+    result, measured = check_result(run, "token_times")
     assert result == "fail"
     assert "tool_calls" in measured
 
@@ -402,7 +402,7 @@ def test_no_more_tokens_are_taken_than_were_asked_for(case: str) -> None:
     if endless.text is not None:
         assert run.text == endless.text
     assert len(run.result.ids) <= 8
-    assert check_of(run, "token_limit")[0] == "fail"
+    assert check_result(run, "token_limit")[0] == "fail"
     assert "It stopped at the limit of 8 tokens" in verdict(run)
 
 

@@ -7,7 +7,9 @@ import difflib
 import json
 import pkgutil
 import signal
-from functools import partial
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,43 +38,66 @@ from ocr_phases.record.parts import KernelsFailed, make_kernels, to_plain
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens
 SMALL = Image.open(RECEIPT).resize((300, 300))  # whose file is not read again for every run
+#: Settings of a measurement that takes little time.
 QUICK = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0}
 CHEAP = {**QUICK, "ceilings": False, "token_probabilities": False}
-FEW = {**CHEAP, "max_new_tokens": 4, "repeats": 3}
 
 
 @pytest.fixture(scope="module")
-def run(tiny_session):
+def run(tiny_session: OCRSession) -> PhaseRun:
+    """The built-in model's reading of the receipt."""
     return tiny_session.run_inference(RECEIPT, repeats=1, warmup=0)
 
 
-def test_tiny_reads_the_receipt_as_generate_does(tiny_session, run):
-    truth = json.loads((PAGES / "receipt.json").read_text())["regions"]
-    assert run.result.finish_reason == "eos"
+def test_tiny_reads_every_region_of_the_receipt(run: PhaseRun) -> None:
+    true_regions = json.loads((PAGES / "receipt.json").read_text())["regions"]
+
     regions = parse_grounding(run.text).regions
-    assert len(regions) == len(truth) == run.token_table["region"].nunique()
+
+    assert run.result.finish_reason == "eos"
+    assert len(regions) == len(true_regions)
+    assert run.token_table["region"].nunique() == len(true_regions)
     assert {"title", "text", "table", "image"} <= {region.label for region in regions}
-    for mine, true in zip(regions, truth, strict=True):
-        assert difflib.SequenceMatcher(None, mine.text, true["text"]).ratio() > 0.9
-    sixty = {**CHEAP, "preset": None, "max_new_tokens": 60}
-    once = tiny_session.run_inference(RECEIPT, **sixty, generate=True)
-    assert once.result.ids == run.result.ids[:60]
-    assert once["generate_ms"] > 0
-    assert once["prefill_ms"] is once["tokens_per_s"] is None
+    for region, true in zip(regions, true_regions, strict=True):
+        assert difflib.SequenceMatcher(None, region.text, true["text"]).ratio() > 0.9
 
 
-def test_the_record_holds_what_it_promises(tiny_session, run):
-    assert (run.page.file, len(run.page.sha256), run.page.grid) == ("receipt.png", 64, [1, 1])
-    assert (run.page.image_tokens, run.page.text_tokens) == (111, 18)
-    assert run.request.prefill_len == run.cache.lengths[0] == 129
-    assert run.versions["torch"] and run.versions["transformers"]
+def test_generate_gives_the_same_tokens_and_one_time(
+    tiny_session: OCRSession, run: PhaseRun
+) -> None:
+    settings = {**CHEAP, "preset": None, "max_new_tokens": 60}
+
+    generated = tiny_session.run_inference(RECEIPT, **settings, generate=True)
+
+    assert generated.result.ids == run.result.ids[:60]
+    assert generated["generate_ms"] > 0
+    assert generated["prefill_ms"] is None
+    assert generated["tokens_per_s"] is None
+
+
+def test_the_record_says_what_was_read_by_what(run: PhaseRun) -> None:
+    assert run.page.file == "receipt.png"
+    assert len(run.page.sha256) == 64
+    assert run.page.grid == [1, 1]
+    assert run.page.image_tokens == 111
+    assert run.page.text_tokens == 18
+    assert run.request.prefill_len == 129
+    assert run.cache.lengths[0] == 129
+    # Keys and values of 4 layers, 4 heads of 64, float32.
+    assert run.cache.bytes_per_token == 2 * 4 * 4 * 64 * 4
+    assert run.versions["torch"]
+    assert run.versions["transformers"]
     assert run.device.kind == "cpu"
     assert run.model.parameters["total"] > 9e6
     assert run.model.revision.startswith("sha256:")
-    # Keys and values of 4 layers, 4 heads of 64, float32.
-    assert run.cache.bytes_per_token == 2 * 4 * 4 * 64 * 4
-    other = {check.name: check.verdict for check in run.live_checks if check.verdict != "pass"}
-    assert other == {"host_syncs": "n/a"}  # of a CPU
+
+
+def test_every_live_check_passes_but_for_the_host_syncs_of_a_cpu(run: PhaseRun) -> None:
+    not_passed = {check.name: check.verdict for check in run.live_checks if check.verdict != "pass"}
+    assert not_passed == {"host_syncs": "n/a"}
+
+
+def test_the_record_has_a_span_of_every_stage(run: PhaseRun) -> None:
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
     assert set(stages["decode"]) == {
@@ -82,15 +107,21 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
         "lm_head",
         "sampling",
     }
-    # The vendor's compression counts the output with its end token, tokenised again.
-    assert run["text_tokens"] == len(
-        tiny_session.encode(run.text + tiny_session.tokenizer.eos_token)
-    )
-    assert run["valid_image_tokens"] == 100 and run.result.finish_reason == "eos"
+
+
+def test_the_compression_counts_the_output_with_its_end_token_as_the_vendor_does(
+    tiny_session: OCRSession, run: PhaseRun
+) -> None:
+    tokenised_again = tiny_session.encode(run.text + tiny_session.tokenizer.eos_token)
+    assert run["text_tokens"] == len(tokenised_again)
+    assert run["valid_image_tokens"] == 100
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
-def profiled(host_syncs):
+# -- waits of the host -----------------------------------------------------------------------------
+
+
+def profiled(host_syncs: list[int]) -> Any:
     """A kernel view with so many waits of the host in each decode step."""
     view = to_plain(reduce_trace(*mini_trace(), tool="a profiler"))
     view["decode_steps"] = {"step": list(range(len(host_syncs))), "host_syncs": host_syncs}
@@ -98,162 +129,272 @@ def profiled(host_syncs):
 
 
 @pytest.mark.parametrize(
-    ("waits", "seen", "device", "verdict", "measured"),
+    ("waits", "kernels", "device", "verdict", "measured"),
     [
-        (None, None, "cpu", "n/a", "a CPU"),
-        (None, None, "cuda", "n/a", "warm-up"),
-        ((5, 23), None, "cuda", "pass", "5 in 23 steps"),
-        ((6, 23), None, "cuda", "note", "6 in 23 steps"),
-        ((5, 23), [1, 1, 0], "cuda", "note", "5 in 23 steps; the profiler saw 2 in 3 steps"),
+        pytest.param(None, None, "cpu", "n/a", "a CPU", id="cpu"),
+        pytest.param(None, None, "cuda", "n/a", "warm-up", id="not-counted"),
+        pytest.param(HostWaits(5, 23), None, "cuda", "pass", "5 in 23 steps", id="as-expected"),
+        pytest.param(HostWaits(6, 23), None, "cuda", "note", "6 in 23 steps", id="one-more"),
+        pytest.param(
+            HostWaits(5, 23),
+            profiled([1, 1, 0]),
+            "cuda",
+            "note",
+            "5 in 23 steps; the profiler saw 2 in 3 steps",
+            id="more-under-the-profiler",
+        ),
     ],
 )
-def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
-    waits = waits and HostWaits(*waits)
-    check = host_syncs_check(waits, seen and profiled(seen), 5, device)
+def test_host_syncs_are_judged_by_what_was_counted(
+    waits: HostWaits | None, kernels: Any, device: str, verdict: str, measured: str
+) -> None:
+    check = host_syncs_check(waits, kernels, 5, device)
+
     assert check.verdict == verdict
     assert measured in check.measured
 
 
-@pytest.mark.parametrize("way", [{}, {"generate": True, "infer": {"temperature": 3.0}}])
-def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_session):
-    told, done = {-1: [], 0: []}, []
-    before = torch.get_rng_state()
+# -- what a caller sees of a run, and what ends it -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="greedy"),
+        pytest.param({"generate": True, "infer": {"temperature": 3.0}}, id="generate-sampled"),
+    ],
+)
+def test_tokens_are_streamed_and_the_callers_random_numbers_stay(
+    settings: dict[str, Any], golden_session: OCRSession
+) -> None:
+    streamed: dict[int, list[int]] = {-1: [], 0: []}
+    progress: list[tuple[int, int]] = []
+    random_state = torch.get_rng_state()
+
+    def note_tokens(repeat: int, new: list[list[int]]) -> None:
+        streamed[repeat] += new[0]
+
+    def note_progress(done: int, total: int) -> None:
+        progress.append((done, total))
+
     run = golden_session.run_inference(
         SMALL,
-        **{**CHEAP, "warmup": 1, **way},
-        on_tokens=lambda repeat, new: told[repeat].extend(new[0]),
-        progress=lambda *counts: done.append(counts),
+        **{**CHEAP, "warmup": 1, **settings},
+        on_tokens=note_tokens,
+        progress=note_progress,
     )
-    assert done == [(0, 2), (1, 2), (2, 2)]
-    assert told == {-1: run.result.ids, 0: run.result.ids}
+
+    assert progress == [(0, 2), (1, 2), (2, 2)]
+    assert streamed == {-1: run.result.ids, 0: run.result.ids}
     assert run.result.finish_reason == "length"
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
-interrupt = partial(signal.raise_signal, signal.SIGINT)
+def interrupt() -> None:
+    """Ctrl-C."""
+    signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_keeps_finished_repeats(golden_session):
-    """So does a stop, which the explorer's tests hold."""
+#: Settings of three repeats that can be interrupted.
+THREE_REPEATS = {**CHEAP, "max_new_tokens": 4, "repeats": 3}
+
+
+def test_an_interrupt_in_the_first_repeat_leaves_no_record(golden_session: OCRSession) -> None:
+    def interrupt_at_once(repeat: int, new: list[list[int]]) -> None:
+        interrupt()
+
     with refused(Interrupted):
-        golden_session.run_inference(SMALL, **FEW, on_tokens=lambda *_: interrupt())
+        golden_session.run_inference(SMALL, **THREE_REPEATS, on_tokens=interrupt_at_once)
+
     assert golden_session.last_run is None
+
+
+def test_an_interrupt_keeps_finished_repeats(golden_session: OCRSession) -> None:
+    """So does a stop, which the explorer's tests hold."""
+
+    def interrupt_third_repeat(repeat: int, new: list[list[int]]) -> None:
+        if repeat == 2:
+            interrupt()
+
     with pytest.raises(Interrupted) as caught:
-        golden_session.run_inference(
-            SMALL, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt()
-        )
+        golden_session.run_inference(SMALL, **THREE_REPEATS, on_tokens=interrupt_third_repeat)
+
     run = golden_session.last_run
     assert run is caught.value.run
-    assert (run.repeats, run.request.repeats) == ([0, 1], 2)
-    (check,) = (check for check in run_checks(run) if check.name == "interrupted")
-    assert (check.verdict, check.measured[:6]) == ("note", "2 of 3")
+    assert run.repeats == [0, 1]
+    assert run.request.repeats == 2
+    (check,) = [check for check in run_checks(run) if check.name == "interrupted"]
+    assert check.verdict == "note"
+    assert check.measured.startswith("2 of 3")
     assert caught.value._render_traceback_() == [str(caught.value)]
 
 
 #: What is measured after the repeats, by a part of each; without a module it is the loaded model's.
-AFTER = (
+AFTER_REPEATS = [
     "measure.parity.one_shot",
     "measure.kernels.chrome_trace",
     "measure.measurement.token_probabilities",
-)
-AFTER += ("ceilings",)
+    "ceilings",
+]
 
 
-def holder(part, session):
-    """The object that has the part, and its name."""
+def owner_of(part: str, session: OCRSession) -> tuple[Any, str]:
+    """The object that has this part, and the part's name in it."""
     module, _, name = part.rpartition(".")
-    return pkgutil.resolve_name(f"ocr_phases.{module}") if module else session.loaded_model, name
+    if not module:
+        return session.loaded_model, name
+    return pkgutil.resolve_name(f"ocr_phases.{module}"), name
 
 
 @pytest.fixture
-def afterwards(monkeypatch):
-    """Everything that may follow the repeats is asked for."""
+def all_afterwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Settings that ask for everything that may follow the repeats."""
     monkeypatch.setattr(
         "ocr_phases.measure.measurement.check_kernels", lambda *args, **options: None
     )
     return {**QUICK, "max_new_tokens": 4, "verify": True, "kernels": True, "kernel_steps": 2}
 
 
-@pytest.mark.parametrize("part", [*AFTER, "measure.measurement.Measurement.record"])
-def test_an_interrupt_after_the_repeats_keeps_them(part, golden_session, afterwards, monkeypatch):
-    place = holder(part, golden_session)
-    honest = getattr(*place)
+@pytest.mark.parametrize("part", [*AFTER_REPEATS, "measure.measurement.Measurement.record"])
+def test_an_interrupt_after_the_repeats_keeps_them(
+    part: str,
+    golden_session: OCRSession,
+    all_afterwards: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, name = owner_of(part, golden_session)
+    original = getattr(owner, name)
 
-    def interrupted(*args, **options):
+    def interrupted_twice(*args: Any, **options: Any) -> Any:
         interrupt()
         interrupt()
-        return honest(*args, **options)
+        return original(*args, **options)
 
-    monkeypatch.setattr(*place, interrupted)
+    monkeypatch.setattr(owner, name, interrupted_twice)
     with pytest.raises(Interrupted):
-        golden_session.run_inference(SMALL, **afterwards)
+        golden_session.run_inference(SMALL, **all_afterwards)
+
     assert golden_session.last_run.repeats == [0]
 
 
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("no memory"), RuntimeError("device-side assert")]
 )
-def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterwards, monkeypatch):
-    def failing(*args, **options):
+def test_a_failure_after_the_repeats_keeps_them(
+    error: Exception,
+    golden_session: OCRSession,
+    all_afterwards: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
         raise error
 
-    for part in AFTER:
-        monkeypatch.setattr(*holder(part, golden_session), failing)
+    for part in AFTER_REPEATS:
+        owner, name = owner_of(part, golden_session)
+        monkeypatch.setattr(owner, name, fail)
     with (
         pytest.warns(UserWarning, match="no token probabilities"),
         pytest.warns(match="no ceilings"),
     ):
-        run = golden_session.run_inference(SMALL, **afterwards)
+        run = golden_session.run_inference(SMALL, **all_afterwards)
+
     assert run["tokens"] == 4
-    assert run.probabilities is run.device.ceilings is None
+    assert run.probabilities is None
+    assert run.device.ceilings is None
     assert [check.verdict for check in run.live_checks if check.name == "parity"] == ["n/a"]
     assert run.kernels == KernelsFailed(error=f"{type(error).__name__}: {error}")
     assert str(error) in verdict(run)
 
 
+# -- settings --------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
-def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
+def test_a_published_infer_has_its_published_limit(
+    family: str, tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_session.model.config.get_text_config()
     monkeypatch.setitem(vars(tiny_session.checkpoint), "family", FAMILIES[family])
-    monkeypatch.setattr(
-        tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000
-    )
-    limits = {
-        "deepseek-ocr": 8192,
-        "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0]),
-    }
-    options = ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {})
-    requests = [tiny_session.check_request(RECEIPT, **each) for each in options]
-    assert [request.max_new_tokens for request in requests] == [limits[family], 7, 512]
+    monkeypatch.setattr(config, "max_position_embeddings", 40_000)
+    prompt_tokens = len(tiny_session.prepare(RECEIPT).input_ids[0])
+    published_limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - prompt_tokens}
+
+    published = tiny_session.check_request(RECEIPT, infer="published")
+    limited = tiny_session.check_request(RECEIPT, infer="published", max_new_tokens=7)
+    default = tiny_session.check_request(RECEIPT)
+
+    assert published.max_new_tokens == published_limits[family]
+    assert limited.max_new_tokens == 7
+    assert default.max_new_tokens == 512
 
 
-def test_options_reach_the_run(tiny_session):
-    def made(**options):
-        return tiny_session.run_inference(BLANK, **{**CHEAP, "max_new_tokens": 17, **options})
-
-    plain, again, ignored = made(), made(first_token="redecode"), made(ignore_eos=True)
-    assert again.result == plain.result == made(generate=True).result
-    assert (
-        again.token_table["source"].tolist()
-        == ["decode"] * again["decode_steps"]
-        == ["decode"] * 15
-    )
-    for run, end in ((plain, (15, "eos")), (ignored, (17, "length"))):
-        assert (run["tokens"], run.result.finish_reason) == end
-    one = made(max_new_tokens=1, return_text=False, embed_page=False)
-    assert one["text"] is one.page_image() is one["inter_token_ms"] is None
-    assert (one["tokens"], one["decode_steps"], one.result.token_texts) == (1, 0, [""])
-    few = {"infer": {"temperature": 3.0}, "max_new_tokens": 4}
-    sampled = [made(**few, seed=seed).result.ids for seed in (1, 1, 2)]
-    assert sampled[0] == sampled[1] != sampled[2]
+def read_blank(session: OCRSession, **settings: Any) -> PhaseRun:
+    """The record of the blank page, which has room for its 15 tokens."""
+    return session.run_inference(BLANK, **{**CHEAP, "max_new_tokens": 17, **settings})
 
 
-def test_a_batch_equals_its_single_runs(tiny_session):
-    """One row ends before the other."""
-    options = {**CHEAP, "max_new_tokens": 16}
-    batch = tiny_session.run_inference([RECEIPT, BLANK], **options)
-    assert batch.results == [
-        tiny_session.run_inference(page, **options).result for page in (RECEIPT, BLANK)
-    ]
+@pytest.fixture(scope="module")
+def blank_run(tiny_session: OCRSession) -> PhaseRun:
+    return read_blank(tiny_session)
+
+
+def test_a_run_ends_at_the_end_token(blank_run: PhaseRun) -> None:
+    assert blank_run["tokens"] == 15
+    assert blank_run.result.finish_reason == "eos"
+
+
+def test_a_run_that_ignores_the_end_token_ends_at_its_limit(tiny_session: OCRSession) -> None:
+    run = read_blank(tiny_session, ignore_eos=True)
+    assert run["tokens"] == 17
+    assert run.result.finish_reason == "length"
+
+
+def test_the_first_token_can_come_from_a_decode_step(
+    tiny_session: OCRSession, blank_run: PhaseRun
+) -> None:
+    run = read_blank(tiny_session, first_token="redecode")
+
+    assert run.result == blank_run.result
+    assert run["decode_steps"] == 15
+    assert run.token_table["source"].tolist() == ["decode"] * 15
+
+
+def test_generate_gives_the_same_result(tiny_session: OCRSession, blank_run: PhaseRun) -> None:
+    assert read_blank(tiny_session, generate=True).result == blank_run.result
+
+
+def test_a_run_of_one_token_without_text_and_page_has_neither(tiny_session: OCRSession) -> None:
+    run = read_blank(tiny_session, max_new_tokens=1, return_text=False, embed_page=False)
+
+    assert run["text"] is None
+    assert run.page_image() is None
+    assert run["inter_token_ms"] is None
+    assert run["tokens"] == 1
+    assert run["decode_steps"] == 0
+    assert run.result.token_texts == [""]
+
+
+def test_a_seed_decides_what_is_sampled(tiny_session: OCRSession) -> None:
+    sampling = {"infer": {"temperature": 3.0}, "max_new_tokens": 4}
+
+    first = read_blank(tiny_session, **sampling, seed=1)
+    same_seed = read_blank(tiny_session, **sampling, seed=1)
+    other_seed = read_blank(tiny_session, **sampling, seed=2)
+
+    assert same_seed.result.ids == first.result.ids
+    assert other_seed.result.ids != first.result.ids
+
+
+def test_a_batch_equals_its_single_runs_though_one_row_ends_first(
+    tiny_session: OCRSession,
+) -> None:
+    settings = {**CHEAP, "max_new_tokens": 16}
+    receipt = tiny_session.run_inference(RECEIPT, **settings)
+    blank = tiny_session.run_inference(BLANK, **settings)
+
+    batch = tiny_session.run_inference([RECEIPT, BLANK], **settings)
+
+    assert batch.results == [receipt.result, blank.result]
     assert [len(result.ids) for result in batch.results] == [16, 15]
     assert [page.row for page in batch.pages] == [0, 1]
     assert batch.request.batch == 2
@@ -261,146 +402,211 @@ def test_a_batch_equals_its_single_runs(tiny_session):
     assert len(batch.tokens_of(1)) == 15
 
 
-AS_IT_IS = {**QUICK, "max_new_tokens": 6, "ignore_eos": True}
+# -- a model of the caller's own -------------------------------------------------------------------
+
+SIX_TOKENS = {**QUICK, "max_new_tokens": 6, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_session):
-    return tiny_session.run_inference(SMALL, **AS_IT_IS)
+def tiny_run(tiny_session: OCRSession) -> PhaseRun:
+    """What the built-in model, as it is loaded by name, reads in six tokens."""
+    return tiny_session.run_inference(SMALL, **SIX_TOKENS)
 
 
 @pytest.fixture
-def model(tiny_session):
+def model(tiny_session: OCRSession) -> nn.Module:
+    """A copy of the built-in model, which a test may change."""
     return copy.deepcopy(tiny_session.model)
 
 
-def wrapped(model):
+def wrapped(model: Any) -> nn.Module:
     """Layers without a weight of their own, as an adapter that is not merged leaves them."""
     for layer in model.model.language_model.layers:
         layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
     return model
 
 
-def quantised(model):
-    layer = model.model.language_model.layers[-1].self_attn
-    layer.o_proj = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer.o_proj), {nn.Linear})[
-        0
-    ]
+def quantised(model: Any) -> nn.Module:
+    """A model with a layer that has integers for weights, and so rounds."""
+    attention = model.model.language_model.layers[-1].self_attn
+    wrapper = nn.Sequential(attention.o_proj)
+    attention.o_proj = torch.ao.quantization.quantize_dynamic(wrapper, {nn.Linear})[0]
     return model
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("change", [wrapped, quantised])
-def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session):
+def test_a_model_object_is_measured_as_it_is(
+    change: Callable[[Any], nn.Module],
+    model: nn.Module,
+    tiny_run: PhaseRun,
+    tiny_session: OCRSession,
+) -> None:
     changed = change(model)
     session = OCRSession.from_model(changed, tiny_session.tokenizer, name="mine")
     session.loaded_model.ceilings = tiny_session.loaded_model.ceilings
-    run = session.run_inference(SMALL, **AS_IT_IS)
+
+    run = session.run_inference(SMALL, **SIX_TOKENS)
+
     assert session.model is changed
-    if change is not quantised:  # which rounds
-        assert run.result.ids == plain.result.ids
-    assert (run.model.name, run.model.family) == ("mine", plain.model.family)
+    if change is not quantised:
+        assert run.result.ids == tiny_run.result.ids
+    assert run.model.name == "mine"
+    assert run.model.family == tiny_run.model.family
     assert not [check for check in run.live_checks if check.verdict == "fail"]
     assert PhaseRun.from_json(run.to_json()).floors.equals(run.floors)
 
 
-def test_other_weights_are_another_revision_and_buffers_are_no_weights(model, tiny_session):
-    def mine():
-        return OCRSession.from_model(model, tiny_session.tokenizer)
+def test_other_weights_are_another_revision(model: Any, tiny_session: OCRSession) -> None:
+    def revision() -> str:
+        return OCRSession.from_model(model, tiny_session.tokenizer).checkpoint.revision
 
-    before = mine().checkpoint.revision
-    assert mine().checkpoint.revision == before
+    before = revision()
+    assert revision() == before
+
     model.lm_head.weight.data[0, 0] += 1
-    assert mine().checkpoint.revision != before
+    assert revision() != before
+
+
+def test_buffers_are_no_weights(model: Any, tiny_session: OCRSession) -> None:
     model.register_buffer("spare", torch.zeros(10**7))
-    assert "weights: 39.1 MB" in mine()._repr_mimebundle_()["text/plain"]
+    session = OCRSession.from_model(model, tiny_session.tokenizer)
+    assert "weights: 39.1 MB" in session._repr_mimebundle_()["text/plain"]
 
 
-def headless(model):
+def within_another(model: Any) -> nn.Module:
+    return nn.Sequential(model)
+
+
+def without_projector(model: Any) -> nn.Module:
     del model.model.multi_modal_projector
     return model
 
 
-@pytest.mark.parametrize("change", [nn.Sequential, headless])
-def test_what_cannot_be_measured_is_refused(change, model, tiny_session):
+@pytest.mark.parametrize("change", [within_another, without_projector])
+def test_what_cannot_be_measured_is_refused(
+    change: Callable[[Any], nn.Module], model: nn.Module, tiny_session: OCRSession
+) -> None:
     with refused():
         OCRSession.from_model(change(model), tiny_session.tokenizer)
 
 
-def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tiny_session):
-    assert tiny_session.with_model(attention="sdpa", dtype="float32") is tiny_session
+def test_the_same_weights_run_with_another_attention_and_dtype(
+    tiny_run: PhaseRun, tiny_session: OCRSession
+) -> None:
     other = tiny_session.with_model(attention="eager", dtype="bfloat16")
-    run = other.run_inference(SMALL, **AS_IT_IS, ceilings=False)
-    assert (run.model.attention, run.model.dtype) == ("eager", "bfloat16")
-    assert run.result.ids == plain.result.ids
-    assert tiny_session.model.dtype == torch.float32
-    at_hand = OCRSession.from_model(model, tiny_session.tokenizer)
-    assert at_hand.with_model(attention="sdpa") is at_hand
-    with refused():
-        at_hand.with_model(attention="eager")
+    run = other.run_inference(SMALL, **SIX_TOKENS, ceilings=False)
 
+    assert run.model.attention == "eager"
+    assert run.model.dtype == "bfloat16"
+    assert run.result.ids == tiny_run.result.ids
+    assert tiny_session.model.dtype == torch.float32
+
+
+def test_the_settings_that_a_model_has_need_no_other_session(
+    model: nn.Module, tiny_session: OCRSession
+) -> None:
+    of_callers_model = OCRSession.from_model(model, tiny_session.tokenizer)
+
+    assert tiny_session.with_model(attention="sdpa", dtype="float32") is tiny_session
+    assert of_callers_model.with_model(attention="sdpa") is of_callers_model
+
+
+def test_a_callers_model_is_not_loaded_with_another_attention(
+    model: nn.Module, tiny_session: OCRSession
+) -> None:
+    with refused():
+        OCRSession.from_model(model, tiny_session.tokenizer).with_model(attention="eager")
+
+
+# -- texts of tokens -------------------------------------------------------------------------------
 
 TOKENIZER = load_tokenizer(GOLDEN / "checkpoint")
+#: The first bytes of a character that has more of them.
+INCOMPLETE = [250, 229]
 
 
-def token_texts(ids):
+def token_texts(ids: list[int]) -> list[str]:
+    """The text that each token adds."""
     read = TokenReader(TOKENIZER).read
     return [read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
-@example([250, 229, TOKENIZER.eos_token_id])  # a character left incomplete before the end
+@example([*INCOMPLETE, TOKENIZER.eos_token_id])
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
-def test_token_texts_join_to_the_decoded_text(ids):
+def test_token_texts_join_to_the_decoded_text(ids: list[int]) -> None:
     texts = token_texts(ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == TOKENIZER.decode(ids)
 
 
-def test_a_replacement_character_is_text_and_an_id_without_text_its_number():
+def test_a_replacement_character_that_was_written_is_text() -> None:
     ids = TOKENIZER.encode("\ufffda", add_special_tokens=False)
     assert len(ids) == 4  # a token a byte
     assert token_texts(ids) == ["", "", "\ufffd", "a"]
+
+
+def test_an_id_without_text_is_shown_by_its_number() -> None:
     [a] = TOKENIZER.encode("a", add_special_tokens=False)
     assert token_texts([a, 5000, a]) == ["a", "<5000>", "a"]
-    assert "".join(token_texts([250, 229, 5000])) == "\ufffd\ufffd<5000>"
+    assert "".join(token_texts([*INCOMPLETE, 5000])) == "\ufffd\ufffd<5000>"
 
 
-SIZES_OF_RUNS = (
-    ("golden_session", {"preset": "gundam", "base_size": 512, "image_size": 320, "max_crops": 6}),
-    ("golden_session", {"preset": "small", "image_size": 192}),
-    ("unlimited_session", {"preset": "gundam", "base_size": 320, "image_size": 128}),
-    ("ocr2_session", {"preset": "crop", "base_size": 768, "max_crops": 2}),
-)
+OWN_SIZES = [
+    pytest.param(
+        "golden_session",
+        {"preset": "gundam", "base_size": 512, "image_size": 320, "max_crops": 6},
+        id="deepseek-ocr-gundam",
+    ),
+    pytest.param("golden_session", {"preset": "small", "image_size": 192}, id="deepseek-ocr-small"),
+    pytest.param(
+        "unlimited_session",
+        {"preset": "gundam", "base_size": 320, "image_size": 128},
+        id="unlimited-ocr-gundam",
+    ),
+    pytest.param(
+        "ocr2_session",
+        {"preset": "crop", "base_size": 768, "max_crops": 2},
+        id="deepseek-ocr-2-crop",
+    ),
+]
 
 
-@pytest.mark.parametrize(("session", "sizes"), SIZES_OF_RUNS)
-def test_other_sizes_run_are_recorded_and_cost_what_ran(session, sizes, request, tmp_path):
-    session = request.getfixturevalue(session)
+@pytest.mark.parametrize(("fixture", "sizes"), OWN_SIZES)
+def test_other_sizes_run_are_recorded_and_cost_what_ran(
+    fixture: str, sizes: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    session = request.getfixturevalue(fixture)
     page = Image.new("RGB", (700, 1000), "white")
+
     run = session.run_inference(
         page, **sizes, max_new_tokens=3, repeats=1, warmup=0, verify=True, ignore_eos=True
     )
+    saved = PhaseRun.load(run.save(tmp_path / "run.json"))
+
     verdicts = {check.name: check.verdict for check in run.live_checks}
     assert verdicts["parity"] == "pass"
     assert "fail" not in verdicts.values()
 
-    cutting = session.family.preset(sizes["preset"], ViewSizes.from_settings(run.request))
-    assert run.page.preset == cutting.name != sizes["preset"] == run.request.preset
-    assert run.page.image_tokens == image_token_count(cutting, cutting.grid(*page.size))
-    run.save(tmp_path / "run.json")
-    saved = PhaseRun.load(tmp_path / "run.json")
+    view_sizes = ViewSizes.from_settings(run.request)
+    preset = session.family.preset(sizes["preset"], view_sizes)
+    assert run.request.preset == sizes["preset"]
+    assert run.page.preset == preset.name
+    assert preset.name != sizes["preset"]
+    assert run.page.image_tokens == image_token_count(preset, preset.grid(*page.size))
     assert saved.page.preset in subject(saved)
-    again = recorded_settings(saved)
-    assert {name: again[name] for name in sizes} == sizes
+    settings = recorded_settings(saved)
+    assert settings | sizes == settings
+
     views = vision_calls(
         sizes["preset"],
         [run.page.grid],
         session.family.name,
         ViewSizes.from_settings(saved.request),
     )
-    assert {call.side for call in views} <= {cutting.base_size, cutting.image_size}
+    assert {call.side for call in views} <= {preset.base_size, preset.image_size}
     expected = prefill_cost(
         run.model.config, prompt_len=run.request.prefill_len, views=views, dtype_bytes=4
     )
-    measured = run_cost(saved)
-    assert measured[measured["phase"] == "prefill"]["flops"].sum() == expected["flops"].sum()
+    cost = run_cost(saved)
+    assert cost[cost["phase"] == "prefill"]["flops"].sum() == expected["flops"].sum()

@@ -4,9 +4,13 @@ refused.
 That a static step gives the tokens of ``generate()`` is held with the phases in ``test_phases.py``.
 """
 
-from contextlib import nullcontext
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -16,14 +20,16 @@ from golden_cases import RECORDINGS, assert_same, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ocr_phases import OCRSession, PhaseRun, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.families import FAMILIES
+from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps import captured, graphs, strategies
+from ocr_phases.steps import graphs, strategies
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import RelativePositions, StaticStep
 from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
@@ -32,8 +38,9 @@ from ocr_phases.steps.preparing import announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
-FIRST = "deepseek-ocr"
+FAMILY = "deepseek-ocr"
 RECEIPT = PAGES / "receipt.png"
+SLIDE = PAGES / "slide.png"
 QUICK = {
     "preset": "tiny",
     "repeats": 1,
@@ -43,227 +50,408 @@ QUICK = {
 }
 
 
+class SmallPage(NamedTuple):
+    """A model, the inputs of one small page, and a static step for them."""
+
+    model: nn.Module
+    inputs: DeviceInputs
+    step: StaticStep
+
+    @property
+    def prompt_len(self) -> int:
+        """How many tokens the prompt has."""
+        return self.inputs.input_ids.shape[1]
+
+
 @pytest.fixture
-def small(golden_session):
-    """The model, the inputs and the static step of one small page."""
-    inputs = RECORDINGS[FIRST].inputs("small")
-    return golden_session.model, inputs, static_step(golden_session.model, inputs, 40)
+def small_page(golden_session: OCRSession) -> SmallPage:
+    """The recorded model with the inputs of its smallest case."""
+    inputs = RECORDINGS[FAMILY].inputs("small")
+    return SmallPage(golden_session.model, inputs, static_step(golden_session.model, inputs, 40))
 
 
-INFERS = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, "do_sample": True}]
+# -- static steps ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch_step(golden_session: OCRSession) -> StaticStep:
+    """A static step for the inputs of a recorded batch."""
+    return static_step(golden_session.model, RECORDINGS[FAMILY].inputs("batch"), 16)
+
+
+SAMPLING_OPTIONS = (
+    {},
+    {"no_repeat_ngram_size": 2},
+    {"temperature": 1.5},
+    {"top_p": 0.8, "do_sample": True},
+)
 
 
 @settings(deadline=None, max_examples=6)
 @given(
     tokens=st.integers(1, 16),
-    every=st.integers(1, 9),
+    check_every=st.integers(1, 9),
     end=st.integers(0, 15),
     first_token=st.sampled_from(["prefill", "redecode"]),
-    sampling=st.sampled_from(INFERS).map(SamplingSettings.from_infer),
+    sampling=st.sampled_from(SAMPLING_OPTIONS).map(SamplingSettings.from_infer),
     seed=st.integers(0, 3),
 )
-def test_every_way_is_eager(
-    tokens, every, end, first_token, sampling, seed, golden_session, batch_step
-):
-    inputs = RECORDINGS[FIRST].inputs("batch")
+def test_a_static_step_makes_the_tokens_of_eager_steps(
+    tokens: int,
+    check_every: int,
+    end: int,
+    first_token: str,
+    sampling: SamplingSettings,
+    seed: int,
+    golden_session: OCRSession,
+    batch_step: StaticStep,
+) -> None:
+    inputs = RECORDINGS[FAMILY].inputs("batch")
+    reads: list[object] = []
 
-    def decoded(count, **options):
-        return generate(
-            golden_session.model, inputs, count, sampler=Sampler(sampling, seed), **options
-        )
+    def generate_tokens(count: int, **options: Any) -> Any:
+        sampler = Sampler(sampling, seed)
+        return generate(golden_session.model, inputs, count, sampler=sampler, **options)
 
-    options = {"first_token": first_token, "eos_ids": [decoded(16).ids[0][end]], "pad_id": 2}
-    reads: list = []
-    mine = decoded(
-        tokens, step=batch_step, eos_check_every=every, on_tokens=reads.append, **options
+    # One of the tokens that are made without an end stands for the end token.
+    end_token = generate_tokens(16).ids[0][end]
+    options = {"first_token": first_token, "eos_ids": [end_token], "pad_id": 2}
+    eager = generate_tokens(tokens, **options)
+    static = generate_tokens(
+        tokens, step=batch_step, eos_check_every=check_every, on_tokens=reads.append, **options
     )
-    assert mine.ids == decoded(tokens, **options).ids
-    assert len(reads) == -(-(len(mine.lengths) - 1) // every) + (first_token == "prefill")
+
+    assert static.ids == eager.ids
+    steps = len(static.lengths) - 1
+    reads_of_the_prefill = 1 if first_token == "prefill" else 0
+    assert len(reads) == math.ceil(steps / check_every) + reads_of_the_prefill
 
 
-@pytest.fixture(scope="module")
-def batch_step(golden_session):
-    return static_step(golden_session.model, RECORDINGS[FIRST].inputs("batch"), 16)
+def test_a_static_step_without_its_own_prefill_is_refused(small_page: SmallPage) -> None:
+    state = prefill(small_page.model, small_page.inputs)
 
-
-@pytest.mark.parametrize("case", ["small", "batch"])
-def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, monkeypatch):
-    # A replay does the work on the same tensors.
-    monkeypatch.setattr(graphs, "capture", lambda run: run)
-    monkeypatch.setattr(graphs, "note_host_syncs", lambda waits: nullcontext())
-    model, inputs = golden_session.model, RECORDINGS[FIRST].inputs(case)
-    step = static_step(model, inputs, 6)
-    step.prefill_execution = step.prefill.installed
-    eager = generate(model, inputs, 6)
-    took = set()
-    for _ in range(2):
-        assert_same(generate(model, inputs, 6, step=step), eager)
-        took.add(step.prefill.took_ms())
-    assert len(took) == 1 and took.pop() > 0
-    assert "forward" not in vars(golden_session.interface.modules(model)["language_model"])
-    # A cache beside the step's own is not used.
-    assert prefill(model, inputs, step=step, cache=DynamicCache()).cache is step.cache
-
-
-def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, monkeypatch):
-    monkeypatch.setattr(graphs, "capture", lambda run: pytest.fail("captured"))
-    monkeypatch.setattr(
-        graphs, "note_host_syncs", lambda waits: nullcontext(waits.append("a wait"))
-    )
-    prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
-    padded = golden_session.prepare([RECEIPT] * 2, preset="tiny", prompt=prompts)
-    whole = golden_session.prepare(RECEIPT, preset="tiny")
-    for packed, made in ((padded, []), (whole, [None])):
-        inputs = packed.to("cpu", torch.float32)
-        step = static_step(golden_session.model, inputs, 6)
-        step.prefill_execution = step.prefill.installed
-        ids = generate(golden_session.model, inputs, 6, step=step).ids
-        assert ids == generate(golden_session.model, inputs, 6).ids
-        assert [took for _, took in step.prefill.made.values()] == made
-
-
-def test_broken_rules_of_a_static_cache_are_errors(small):
-    model, inputs, step = small
     with refused():
-        decode(model, prefill(model, inputs), 4, step=step)
+        decode(small_page.model, state, 4, step=small_page.step)
 
-    length = inputs.input_ids.shape[1]
-    short = StaticStep(model, 1, length + 3, "eager").ready_for(length, 3)
+
+def test_more_tokens_than_a_static_cache_has_room_for_are_refused(small_page: SmallPage) -> None:
+    step = StaticStep(small_page.model, 1, small_page.prompt_len + 3, "eager")
+    step.ready_for(small_page.prompt_len, 3)
+    state = prefill(small_page.model, small_page.inputs, step=step)
+
     with refused():
-        decode(model, prefill(model, inputs, step=short), 5, step=short)
+        decode(small_page.model, state, 5, step=step)
 
-    state = prefill(model, inputs, cache=step.fresh_cache())
-    step.cache.layers[-1].cumulative_length.sub_(1)
+
+def test_layers_of_a_static_cache_that_differ_in_length_are_refused(small_page: SmallPage) -> None:
+    state = prefill(small_page.model, small_page.inputs, cache=small_page.step.fresh_cache())
+    small_page.step.cache.layers[-1].cumulative_length.sub_(1)
+
     with refused():
-        decode(model, state, 4, step=step)
+        decode(small_page.model, state, 4, step=small_page.step)
 
 
-def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
-    model, inputs, _ = small
-    prompt = inputs.input_ids.shape[1]
-    monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", prompt // 4)
-    step = StaticStep(model, 1, CAPACITY, "eager")
+def test_every_length_that_is_read_gives_the_same_tokens(
+    small_page: SmallPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", small_page.prompt_len // 4)
+    step = StaticStep(small_page.model, 1, CAPACITY, "eager")
+    step.ready_for(small_page.prompt_len, 120)
+    lengths_read: list[int] = []
+
+    def note_length(_module: nn.Module, _args: object, keywords: dict[str, Any]) -> None:
+        masks = [mask for mask in keywords["attention_mask"].values() if mask is not None]
+        if masks:  # the prefill has none
+            lengths_read.append(masks[0].shape[-1])
+
+    with small_page.model.register_forward_pre_hook(note_length, with_kwargs=True):
+        static = generate(small_page.model, small_page.inputs, 120, step=step)
+
+    assert_same(static, generate(small_page.model, small_page.inputs, 120))
+    assert len(set(lengths_read)) >= 3
+    assert lengths_read == sorted(lengths_read)
+    for number, length in enumerate(lengths_read):
+        assert length > small_page.prompt_len + number
+
+
+def test_a_static_step_that_was_made_for_no_length_is_refused(small_page: SmallPage) -> None:
+    step = StaticStep(small_page.model, 1, CAPACITY, "eager")
+
     with refused():
-        generate(model, inputs, 120, step=step)
-    step.ready_for(prompt, 120)
-    read: list[int] = []
-
-    def look(module, args, given):
-        masks = [mask for mask in given["attention_mask"].values() if mask is not None]
-        read.extend(mask.shape[-1] for mask in masks[:1])  # the prefill has none
-
-    with model.register_forward_pre_hook(look, with_kwargs=True):
-        mine = generate(model, inputs, 120, step=step)
-    assert_same(mine, generate(model, inputs, 120))
-    assert len(set(read)) >= 3 and read == sorted(read)
-    assert all(length > prompt + number for number, length in enumerate(read))
+        generate(small_page.model, small_page.inputs, 120, step=step)
 
 
-@pytest.mark.skipif(
-    strategies.missing_compiler("cpu") is not None,
-    reason="torch.compile finds no C++ compiler here",
-)
-def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
-    session = OCRSession.load(SMALL_DUMMY, device="cpu", dtype="float32")  # a layer of each kind
-    options = {"max_new_tokens": 20, **QUICK}
-    eager = session.run_inference(RECEIPT, **options)
-    one_file = {
-        "cpp_wrapper": True,
-        "cpp.vec_isa_ok": False,
-        "cpp_cache_precompile_headers": False,
-    }  # of C++
-    with torch._inductor.config.patch(one_file):
-        run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
-    assert run.results == eager.results and run.cache.lengths == eager.cache.lengths
-    setup = run.model.strategy_setup
-    assert setup.compile_ms > 0
-    assert (setup.max_cache_len, setup.capture_ms, setup.reused) == (8192, None, False)
-    assert run.cache.allocated_bytes == setup.allocated_bytes == 8192 * run.cache.bytes_per_token
-    assert (run.model.decode_experts, run.request.eos_check_every) == ("batched_mm", 16)
-    stages, eagerly = (made.spans.groupby("phase")["stage"].unique() for made in (run, eager))
-    assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
-    assert set(stages["prefill"]) == set(eagerly["prefill"])
-
-    loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
-    checks = {check.name: check for check in run_checks(loaded)}
-    assert not with_verdict(checks.values(), "fail")
-    for name in ("parity", "cache_growth", "cache_linear", "attention_mask"):
-        assert checks[name].verdict == "pass"
-
-    options |= {"infer": {"no_repeat_ngram_size": 3}}
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        again = session.run_inference(PAGES / "slide.png", strategy="compiled", **options)
-    assert again.results == session.run_inference(PAGES / "slide.png", **options).results
-    assert again.model.strategy_setup == msgspec.structs.replace(setup, reused=True)
+# -- captured prefills -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def traced(monkeypatch):
+def captures_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of a graph the work runs again, on the same tensors as a replay."""
+    monkeypatch.setattr(graphs, "capture", lambda run: run)
+    monkeypatch.setattr(graphs, "note_host_syncs", lambda _waits: nullcontext())
+
+
+def step_with_captured_prefill(model: nn.Module, inputs: DeviceInputs) -> StaticStep:
+    """A static step of six tokens that captures its prefill."""
+    step = static_step(model, inputs, 6)
+    step.prefill_execution = step.prefill.installed
+    return step
+
+
+@pytest.mark.usefixtures("captures_run_again")
+@pytest.mark.parametrize("case", ["small", "batch"])
+def test_a_captured_prefill_is_made_once_and_gives_the_same(
+    case: str, golden_session: OCRSession
+) -> None:
+    model = golden_session.model
+    inputs = RECORDINGS[FAMILY].inputs(case)
+    step = step_with_captured_prefill(model, inputs)
+    eager = generate(model, inputs, 6)
+
+    first = generate(model, inputs, 6, step=step)
+    ms_of_capture = step.prefill.took_ms()
+    second = generate(model, inputs, 6, step=step)
+
+    assert_same(first, eager)
+    assert_same(second, eager)
+    assert ms_of_capture > 0
+    assert step.prefill.took_ms() == ms_of_capture
+    assert "forward" not in vars(golden_session.interface.modules(model)["language_model"])
+
+
+@pytest.mark.usefixtures("captures_run_again")
+def test_a_captured_prefill_uses_no_cache_but_its_steps(golden_session: OCRSession) -> None:
+    model = golden_session.model
+    inputs = RECORDINGS[FAMILY].inputs("small")
+    step = step_with_captured_prefill(model, inputs)
+
+    state = prefill(model, inputs, step=step, cache=DynamicCache())
+
+    assert state.cache is step.cache
+
+
+def note_a_wait(waits: list[str]) -> AbstractContextManager[None]:
+    """In place of `note_host_syncs`: the host waited once."""
+    waits.append("a wait")
+    return nullcontext()
+
+
+LONG_PROMPT = "<image>\n<|grounding|>A much longer prompt than the other row has."
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "attempts"),
+    [
+        pytest.param(2, ["free", LONG_PROMPT], [], id="padded rows"),
+        pytest.param(1, "markdown", [None], id="a forward that waits for the host"),
+    ],
+)
+def test_a_prefill_that_cannot_be_captured_runs_eagerly(
+    rows: int,
+    prompt: str | list[str],
+    attempts: list[None],
+    golden_session: OCRSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "capture", lambda _run: pytest.fail("captured"))
+    monkeypatch.setattr(graphs, "note_host_syncs", note_a_wait)
+    packed = golden_session.prepare([RECEIPT] * rows, preset="tiny", prompt=prompt)
+    inputs = packed.to("cpu", torch.float32)
+    step = step_with_captured_prefill(golden_session.model, inputs)
+
+    ids = generate(golden_session.model, inputs, 6, step=step).ids
+
+    assert ids == generate(golden_session.model, inputs, 6).ids
+    assert [took for _, took in step.prefill.made.values()] == attempts
+
+
+# -- compiled steps --------------------------------------------------------------------------------
+
+
+class CompiledMeasurement(NamedTuple):
+    """A measurement with compiled steps, beside the eager one of the same session."""
+
+    session: OCRSession
+    eager: PhaseRun
+    compiled: PhaseRun
+
+
+@pytest.fixture(scope="module")
+def compiled_measurement() -> CompiledMeasurement:
+    """Of a small model that has a layer of each kind."""
+    if strategies.missing_compiler("cpu") is not None:
+        pytest.skip("torch.compile finds no C++ compiler here")
+    session = OCRSession.load(SMALL_DUMMY, device="cpu", dtype="float32")
+    eager = session.run_inference(RECEIPT, max_new_tokens=20, **QUICK)
+    one_file_of_cpp = {
+        "cpp_wrapper": True,
+        "cpp.vec_isa_ok": False,
+        "cpp_cache_precompile_headers": False,
+    }
+    with torch._inductor.config.patch(one_file_of_cpp):
+        compiled = session.run_inference(
+            RECEIPT, strategy="compiled", verify=True, max_new_tokens=20, **QUICK
+        )
+    return CompiledMeasurement(session, eager, compiled)
+
+
+def test_compiled_steps_equal_eager_ones(compiled_measurement: CompiledMeasurement) -> None:
+    eager = compiled_measurement.eager
+    compiled = compiled_measurement.compiled
+
+    assert compiled.results == eager.results
+    assert compiled.cache.lengths == eager.cache.lengths
+    stages = compiled.spans.groupby("phase")["stage"].unique()
+    eager_stages = eager.spans.groupby("phase")["stage"].unique()
+    assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
+    assert set(stages["prefill"]) == set(eager_stages["prefill"])
+
+
+def test_a_record_says_how_its_compiled_steps_were_made(
+    compiled_measurement: CompiledMeasurement,
+) -> None:
+    run = compiled_measurement.compiled
+
+    setup = run.model.strategy_setup
+    assert setup.compile_ms > 0
+    assert setup.max_cache_len == 8192
+    assert setup.capture_ms is None
+    assert setup.reused is False
+    assert setup.allocated_bytes == 8192 * run.cache.bytes_per_token
+    assert run.cache.allocated_bytes == setup.allocated_bytes
+    assert run.model.decode_experts == "batched_mm"
+    assert run.request.eos_check_every == 16
+
+
+def test_the_record_of_compiled_steps_passes_its_checks(
+    compiled_measurement: CompiledMeasurement, tmp_path: Path
+) -> None:
+    loaded = PhaseRun.load(compiled_measurement.compiled.save(tmp_path / "run.json"))
+
+    checks = run_checks(loaded)
+
+    assert not with_verdict(checks, "fail")
+    verdicts = {check.name: check.verdict for check in checks}
+    for name in ("parity", "cache_growth", "cache_linear", "attention_mask"):
+        assert verdicts[name] == "pass"
+
+
+def test_compiled_steps_are_made_once_for_all_pages_and_samplings(
+    compiled_measurement: CompiledMeasurement,
+) -> None:
+    session = compiled_measurement.session
+    options = {"max_new_tokens": 20, "infer": {"no_repeat_ngram_size": 3}, **QUICK}
+    eager = session.run_inference(SLIDE, **options)
+
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        again = session.run_inference(SLIDE, strategy="compiled", **options)
+
+    assert again.results == eager.results
+    first_setup = compiled_measurement.compiled.model.strategy_setup
+    assert again.model.strategy_setup == msgspec.structs.replace(first_setup, reused=True)
+
+
+def test_a_start_says_how_long_the_last_one_compiled(
+    golden_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    announcements: list[str] = []
+
+    with announcements_to(announcements.append):
+        for _start in range(3):
+            StaticStep(golden_session.model, 1, CAPACITY, "compiled").ready_for(8, 2)
+
+    first, second, third = announcements
+    assert "took" not in first
+    assert "the first time" in second
+    assert "the last time" in third
+
+
+def test_what_cannot_be_compiled_is_one_sentence() -> None:
+    def break_the_graph(value: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return value + 1
+
+    compiled = compile_apart(break_the_graph)
+
+    with refused(), timed_preparation("cpu"):
+        compiled(torch.ones(1))
+
+
+# -- compiled encoders -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++
     compiler.
     """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
-def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_checkpoint):
-    session = OCRSession.from_local(golden_checkpoint(GOLDEN), device="cpu", dtype="float32")
+@pytest.fixture
+def own_session(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
+    """The recorded model, loaded for one test, whose encoders nothing else has compiled."""
+    return OCRSession.from_local(golden_checkpoint(GOLDEN), device="cpu", dtype="float32")
+
+
+@pytest.mark.usefixtures("traced")
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(own_session: OCRSession) -> None:
     options = {"max_new_tokens": 2, **QUICK}
-    plain = session.run_inference(RECEIPT, **options)
-    told: list[str] = []
-    with announcements_to(told.append):
-        runs = [session.run_inference(RECEIPT, vision="compiled", **options) for _ in range(2)]
-    made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
-    assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
-    took = {run.model.vision_setup.compile_ms for run in runs}
-    assert len(took) == 1 and plain.model.vision_setup is None
+    plain = own_session.run_inference(RECEIPT, **options)
+    announcements: list[str] = []
+
+    with announcements_to(announcements.append):
+        first = own_session.run_inference(RECEIPT, vision="compiled", **options)
+        second = own_session.run_inference(RECEIPT, vision="compiled", **options)
+
+    of_sam, of_clip = announcements
+    assert of_sam.split()[1] == "SAM"
+    assert "(1 of 2)" in of_sam
+    assert of_clip.split()[1] == "CLIP"
+    assert "(2 of 2)" in of_clip
+    assert plain.model.vision_setup is None
+    assert second.model.vision_setup.compile_ms == first.model.vision_setup.compile_ms
     # The stages are timed around the compiled encoders, and the encoders are themselves again
     # afterwards.
-    stages = session.interface.modules(session.model)
+    modules = own_session.interface.modules(own_session.model)
     for stage in ("sam", "clip"):
-        assert runs[0].stage_ms(stage).tolist()
-        assert "forward" not in vars(stages[stage])
-    inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.loaded_model.vision["compiled"].installed():
-        compiled = session.run_prefill(inputs).logits
-    torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
+        assert first.stage_ms(stage).tolist()
+        assert "forward" not in vars(modules[stage])
+    inputs = own_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
+    with own_session.loaded_model.vision["compiled"].installed():
+        compiled_logits = own_session.run_prefill(inputs).logits
+    plain_logits = own_session.run_prefill(inputs).logits
+    torch.testing.assert_close(compiled_logits, plain_logits, atol=1e-4, rtol=0)
 
 
-def test_the_compilers_cache_says_how_long_it_takes(golden_session, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    told: list[str] = []
-    with announcements_to(told.append):
-        for _ in range(2):
-            StaticStep(golden_session.model, 1, CAPACITY, "compiled").ready_for(8, 2)
-    assert ["about 10 s" in text for text in told] == [False, True]
+def double(value: Tensor) -> Tensor:
+    """What is compiled again for each size."""
+    return value * 2
 
 
-def test_what_cannot_be_compiled_is_one_sentence():
-    def breaks(value):
-        torch._dynamo.graph_break()
-        return value + 1
-
-    compiled = compile_apart(breaks)
-    with refused(), timed_preparation("cpu"):
-        compiled(torch.ones(1))
-
-
-def test_many_shapes_do_not_crowd_each_other_out(traced):
+@pytest.mark.usefixtures("traced")
+def test_many_shapes_do_not_crowd_each_other_out() -> None:
     for size in range(1, 2 * torch._dynamo.config.recompile_limit):
-        assert compile_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
+        compiled = compile_apart(double)
+        assert compiled(torch.ones(size)).sum() == 2 * size
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_the_position_bias_as_channels_gives_the_same(name, request):
-    model = request.getfixturevalue(RECORDINGS[name].session).model
+@pytest.mark.parametrize("family", RECORDINGS)
+def test_the_position_bias_as_channels_gives_the_same(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(RECORDINGS[family].session).model
     layers = [module for module in model.modules() if hasattr(module, "rel_pos_h")]
+    assert len(layers) > 1
+
     for layer in layers:
         places = torch.randn(2, 6, 10, layer.qkv.in_features)
         with torch.no_grad():
-            torch.testing.assert_close(
-                sam_attention(layer, places)[0], layer(places)[0], atol=1e-5, rtol=1e-4
-            )
-    assert len(layers) > 1
+            output, _ = sam_attention(layer, places)
+            expected, _ = layer(places)
+        torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
 
 
 @given(
@@ -273,49 +461,61 @@ def test_the_position_bias_as_channels_gives_the_same(name, request):
     seed=st.integers(0, 99),
 )
 @settings(deadline=None)
-def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, kinds, seed):
-    scores = torch.randint(
-        kinds, (rows, width), generator=torch.Generator().manual_seed(seed)
-    ).float()
+def test_the_first_largest_is_argmax_also_where_values_are_equal(
+    rows: int, width: int, kinds: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(kinds, (rows, width), generator=generator).float()
+
     torch.testing.assert_close(first_largest(scores), scores.argmax(dim=-1, keepdim=True))
 
 
-def test_relative_positions_are_those_of_the_class_and_looked_up_once_a_size(golden_session):
+def test_relative_positions_are_those_of_the_class_and_looked_up_once_a_size(
+    golden_session: OCRSession,
+) -> None:
     modules = golden_session.model.modules()
     attention = next(module for module in modules if getattr(module, "use_rel_pos", False))
-    sizes_asked = []
+    sizes: list[tuple[int, int]] = []
 
-    def look_up(query_size, key_size, weight):
-        sizes_asked.append((query_size, key_size))
+    def look_up(query_size: int, key_size: int, weight: Tensor) -> Tensor:
+        sizes.append((query_size, key_size))
         return attention.get_rel_pos(query_size, key_size, weight)
 
     positions = RelativePositions(look_up)
+
     for size in (4, 6, 4):
         for weight in (attention.rel_pos_h, attention.rel_pos_w):
             expected = attention.get_rel_pos(size, size, weight)
             torch.testing.assert_close(positions(size, size, weight), expected, rtol=0, atol=0)
-    assert sizes_asked == [(4, 4), (4, 4), (6, 6), (6, 6)]
+    assert sizes == [(4, 4), (4, 4), (6, 6), (6, 6)]
 
 
-CANNOT = (
-    {"strategy": "cuda_graph"},
-    {"vision": "magic"},
-    {"vision": "cuda_graph"},
-    {"strategy": "compiled", "generate": True},
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"strategy": "cuda_graph"}, id="a graph on a CPU"),
+        pytest.param({"vision": "magic"}, id="no such way to run the encoders"),
+        pytest.param({"vision": "cuda_graph"}, id="a graph of the encoders on a CPU"),
+        pytest.param({"strategy": "compiled", "generate": True}, id="compiled steps in generate"),
+        pytest.param({"strategy": "compiled", "autocast": True}, id="compiled steps in autocast"),
+        pytest.param({"vision": "compiled", "autocast": True}, id="compiled vision in autocast"),
+    ],
 )
-CANNOT += ({"strategy": "compiled", "autocast": True}, {"vision": "compiled", "autocast": True})
-
-
-@pytest.mark.parametrize("options", CANNOT)
-def test_what_cannot_run_is_refused_in_one_sentence(options, golden_session):
+def test_what_cannot_run_is_refused_in_one_sentence(
+    options: dict[str, Any], golden_session: OCRSession
+) -> None:
     with refused():
         golden_session.run_inference(RECEIPT, **options)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_missing_compiler_is_named(device, monkeypatch):
+def test_a_missing_compiler_is_named(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     request = SimpleNamespace(strategy="compiled", vision="eager", autocast=False)
+
     with refused():
-        strategies.check_strategy(request, NativeInterface(FAMILIES[FIRST].native), device)
+        strategies.check_strategy(request, NativeInterface(FAMILIES[FAMILY].native), device)

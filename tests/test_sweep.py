@@ -3,8 +3,10 @@ verb.
 """
 
 import dataclasses
-import itertools
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,13 @@ from PIL import Image
 from refusals import refused
 from wording import says
 
-from ocr_phases import PhaseRun
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS, sweep_table
 from ocr_phases.analyse.sweep_words import models_sentence
 from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
+from ocr_phases.measure.cells import Cell, CellOutcome
 from ocr_phases.measure.measurement import Measurement
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.session import sweep
@@ -37,109 +40,182 @@ from ocr_phases.show.sweep_plots import (
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 PAGE = GOLDEN / "pages" / "small_400x300.png"
-#: One quick cell: the axes and what else is asked, of which a test changes some.
-ASKED = {"presets": ["tiny"], "lengths": [2], "repeats": 1, "warmup": 0}
-ONE, TWO = "tiny-eager-b1-n2", "tiny-eager-b2-n2"
+#: The axes of one quick cell and what else is asked for, of which a test changes some.
+ONE_CELL: dict[str, Any] = {"presets": ["tiny"], "lengths": [2], "repeats": 1, "warmup": 0}
+#: The names of that cell and of the same one with two pages at once.
+ONE = "tiny-eager-b1-n2"
+TWO = "tiny-eager-b2-n2"
 
 
-def outcomes(session, folder, page=PAGE, **options):
-    """What `OCRSession.sweep` says of each cell."""
-    told = []
-    session.sweep(page, folder=folder, progress=told.append, **{**ASKED, **options})
-    return told
+def outcomes(
+    session: OCRSession, folder: Path, page: Path | str = PAGE, **options: Any
+) -> list[CellOutcome]:
+    """What `OCRSession.sweep` tells of each cell, in their order."""
+    reported: list[CellOutcome] = []
+    session.sweep(page, folder=folder, progress=reported.append, **{**ONE_CELL, **options})
+    return reported
 
 
-def states(session, folder, page=PAGE, **options):
-    return {each.cell.name: each.state for each in outcomes(session, folder, page, **options)}
+def states(
+    session: OCRSession, folder: Path, page: Path | str = PAGE, **options: Any
+) -> dict[str, str]:
+    """Whether each cell was measured, kept or failed, by its name."""
+    return {
+        outcome.cell.name: outcome.state for outcome in outcomes(session, folder, page, **options)
+    }
+
+
+def record_of(folder: Path, cell: str) -> Path:
+    """The file of a cell's record."""
+    return folder / "runs" / f"{cell}.json"
+
+
+def earlier_runs(folder: Path, cell: str) -> list[PhaseRun]:
+    """The records of a cell that newer ones have replaced."""
+    files = (folder / "runs" / "earlier").glob(f"*{cell}*.json")
+    return [PhaseRun.load(path) for path in files]
 
 
 @pytest.fixture(scope="module")
-def finished(golden_session, tmp_path_factory):
-    """A folder with one finished cell."""
+def finished(golden_session: OCRSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished cell, which no test changes."""
     folder = tmp_path_factory.mktemp("finished")
     assert states(golden_session, folder) == {ONE: "measured"}
     return folder
 
 
 @pytest.fixture
-def folder(finished, tmp_path):
-    """A copy of it."""
-    return shutil.copytree(finished, tmp_path / "sweep")
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A folder with one finished cell."""
+    return Path(shutil.copytree(finished, tmp_path / "sweep"))
 
 
-WRONG = [
-    ("presets", "tiny"),
-    ("batches", 2),
-    ("visions", []),
-    ("batches", [0]),
-    ("lengths", [10**15]),
-]
+@pytest.fixture
+def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceilings of a device are not measured anew for each session."""
+
+    def known_ceilings(*_: object) -> dict[str, str]:
+        return {"matmul_dtype": "float32"}
+
+    monkeypatch.setattr("ocr_phases.measure.loaded_model.measure_ceilings", known_ceilings)
 
 
 @pytest.mark.parametrize(
-    ("axis", "values"), [*WRONG, ("attentions", ["fast"]), ("dtypes", ["int8"])]
+    ("axis", "values"),
+    [
+        pytest.param("presets", "tiny", id="presets that are no list"),
+        pytest.param("batches", 2, id="batches that are no list"),
+        pytest.param("visions", [], id="an empty list"),
+        pytest.param("batches", [0], id="no page at once"),
+        pytest.param("lengths", [10**15], id="too many tokens"),
+        pytest.param("attentions", ["fast"], id="an unknown attention"),
+        pytest.param("dtypes", ["int8"], id="an unknown dtype"),
+    ],
 )
-def test_what_no_sweep_could_measure_is_refused(axis, values):
+def test_what_no_sweep_could_measure_is_refused(axis: str, values: object) -> None:
     with refused():
         _ = Sweep(page=PAGE, **{axis: values}).cells
 
 
-def test_only_what_is_missing_or_changed_is_measured(golden_session, folder):
-    told = []
-    both = {
-        "batches": [1, 2, 1],
-        "on_run": lambda cell, done, total: told.append((cell.name, done, total)),
-    }
-    assert states(golden_session, folder, **both) == {ONE: "kept", TWO: "measured"}
-    assert told == [(TWO, 0, 1), (TWO, 1, 1)]
-    runs = SweepResult.load(folder).runs
-    assert [len(run.results) for run in runs.values()] == [1, 2]
-    assert all(run.token_count == 2 and run.request.ignore_eos for run in runs.values())
-    assert [run.page_image() is None for run in runs.values()] == [False, True]
-    # Another request, another version and a file that is no record: each is measured again.
-    with refused():  # beside one not asked for
+def test_only_the_cell_that_is_missing_is_measured(
+    golden_session: OCRSession, folder: Path
+) -> None:
+    reported = []
+
+    def on_run(cell: Cell, done: int, total: int) -> None:
+        reported.append((cell.name, done, total))
+
+    found = states(golden_session, folder, batches=[1, 2, 1], on_run=on_run)
+
+    assert found == {ONE: "kept", TWO: "measured"}
+    assert reported == [(TWO, 0, 1), (TWO, 1, 1)]
+    one, two = SweepResult.load(folder).runs.values()
+    assert len(one.results) == 1
+    assert len(two.results) == 2
+    for run in (one, two):
+        assert run.token_count == 2
+        assert run.request.ignore_eos
+    # The page itself is kept once.
+    assert one.page_image() is not None
+    assert two.page_image() is None
+
+
+def test_cells_are_measured_again_for_another_request_and_earlier_records_stay(
+    golden_session: OCRSession, folder: Path
+) -> None:
+    both = {"batches": [1, 2]}
+    states(golden_session, folder, **both)
+
+    with refused():  # a cell would stand beside one that was not asked for
         outcomes(golden_session, folder, repeats=2)
-    assert states(golden_session, folder, **both, repeats=2) == {ONE: "measured", TWO: "measured"}
-    old = PhaseRun.load(folder / "runs" / f"{TWO}.json")
-    dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(
-        folder / "runs" / f"{TWO}.json"
-    )
-    (folder / "runs" / f"{ONE}.json").write_text("{")
-    more = {**both, "repeats": 2, "lengths": [2, 3]}
-    new = {name.replace("n2", "n3"): "measured" for name in (ONE, TWO)}
-    assert states(golden_session, folder, **more) == {ONE: "measured", TWO: "measured", **new}
-    assert set(states(golden_session, folder, **more).values()) == {"kept"}
-    earlier = [PhaseRun.load(path) for path in (folder / "runs" / "earlier").glob("*b2-n2*.json")]
-    assert sorted(len(run.repeats) for run in earlier) == [
-        1,
-        2,
-    ]  # nothing that was measured is gone
+    again = states(golden_session, folder, **both, repeats=2)
+    assert again == {ONE: "measured", TWO: "measured"}
+    back = states(golden_session, folder, **both)
+    assert back == {ONE: "measured", TWO: "measured"}
+
+    assert sorted(len(run.repeats) for run in earlier_runs(folder, TWO)) == [1, 2]
 
 
-def test_a_folder_is_one_sweep(tiny_session, golden_session, folder):
-    def files():
+def test_a_cell_of_another_version_or_with_a_broken_file_is_measured_again(
+    golden_session: OCRSession, folder: Path
+) -> None:
+    axes = {"batches": [1, 2], "lengths": [2, 3]}
+    states(golden_session, folder, batches=[1, 2])
+    run = PhaseRun.load(record_of(folder, TWO))
+    old = dataclasses.replace(run, versions={**run.versions, "torch": "1.0"})
+    old.save(record_of(folder, TWO))
+    record_of(folder, ONE).write_text("{")
+
+    found = states(golden_session, folder, **axes)
+
+    assert found == {
+        ONE: "measured",
+        TWO: "measured",
+        "tiny-eager-b1-n3": "measured",
+        "tiny-eager-b2-n3": "measured",
+    }
+    assert set(states(golden_session, folder, **axes).values()) == {"kept"}
+    (earlier,) = earlier_runs(folder, TWO)
+    assert earlier.versions["torch"] == "1.0"
+
+
+def test_a_folder_is_one_sweep(
+    tiny_session: OCRSession, golden_session: OCRSession, folder: Path
+) -> None:
+    def files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (folder / "runs").iterdir()}
 
     before = files()
-    for session, page in ((golden_session, PAGES / "form.png"), (tiny_session, PAGE)):
-        with refused():
-            outcomes(session, folder, page)
+
+    with refused():
+        outcomes(golden_session, folder, PAGES / "form.png")
+    with refused():
+        outcomes(tiny_session, folder)
+
     # A foreign file is refused before anything is measured.
     for name in ("other.json", "other.status.json"):
-        (folder / "runs" / name).write_text("{}")
+        foreign = folder / "runs" / name
+        foreign.write_text("{}")
         with refused():
             outcomes(golden_session, folder, batches=[1, 2])
-        (folder / "runs" / name).unlink()
+        foreign.unlink()
+
     # Records of several models are not put beside those of one, nor is one model there twice.
-    for models in (["tiny", "dummy"], "tiny", [], ["dummy", "dummy"]):
+    wrong_models: list[Any] = [["tiny", "dummy"], "tiny", [], ["dummy", "dummy"]]
+    for models in wrong_models:
         with refused():
             sweep(PAGE, models, folder=folder)
+
     assert files() == before
 
 
-def test_all_cells_choose_tokens_as_infer_says_and_a_folder_has_one_infer(tiny_session, tmp_path):
+def test_all_cells_choose_tokens_as_infer_says_and_a_folder_has_one_infer(
+    tiny_session: OCRSession, tmp_path: Path
+) -> None:
     rule = {"no_repeat_ngram_size": 3, "whitelist_token_ids": [5]}
-    result = tiny_session.sweep(PAGE, folder=tmp_path, infer=rule, **ASKED)
+
+    result = tiny_session.sweep(PAGE, folder=tmp_path, infer=rule, **ONE_CELL)
+
     (run,) = result.runs.values()
     assert run.request.infer.no_repeat_ngram_size == 3
     assert run.request.infer.whitelist_token_ids == [5]
@@ -148,192 +224,268 @@ def test_all_cells_choose_tokens_as_infer_says_and_a_folder_has_one_infer(tiny_s
         outcomes(tiny_session, tmp_path, lengths=[3])
 
 
-def test_the_pages_of_one_file_are_different_pages(golden_session, tmp_path):
+def test_the_pages_of_one_file_are_different_pages(
+    golden_session: OCRSession, tmp_path: Path
+) -> None:
     file = tmp_path / "three.tif"
     with Image.open(PAGE) as page:
         page.save(file, save_all=True, append_images=[page.rotate(90), page.rotate(180)])
+
     assert states(golden_session, tmp_path / "out", str(file)) == {ONE: "measured"}
     assert states(golden_session, tmp_path / "out", f"{file}#1") == {ONE: "kept"}
     with refused():
         outcomes(golden_session, tmp_path / "out", f"{file}#3")
 
 
-def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
-    monkeypatch.setattr(
-        "ocr_phases.measure.loaded_model.measure_ceilings", lambda *_: {"matmul_dtype": "float32"}
-    )  # of each new session
-    axes = {"attentions": ["sdpa", "eager", None], "dtypes": ["float32", torch.bfloat16, None]}
-    # Those of the model's own are the same ones.
-    others = ("-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16")
-    new = {f"{ONE}{end}": "measured" for end in others}
-    assert states(golden_session, folder, **axes) == {ONE: "kept"} | new
+def test_attention_and_dtype_are_axes(
+    golden_session: OCRSession, folder: Path, no_ceilings: None
+) -> None:
+    # The model's own attention and dtype are the same cells as those that nobody named.
+    attentions = ["sdpa", "eager", None]
+    dtypes = ["float32", torch.bfloat16, None]
+
+    found = states(golden_session, folder, attentions=attentions, dtypes=dtypes)
+
+    assert found == {
+        ONE: "kept",
+        f"{ONE}-dtype-bfloat16": "measured",
+        f"{ONE}-attention-eager": "measured",
+        f"{ONE}-attention-eager-dtype-bfloat16": "measured",
+    }
     runs = SweepResult.load(folder).runs
-    made = {cell: (run.model.attention, run.model.dtype) for cell, run in runs.items()}
-    asked = itertools.product(["sdpa", "eager"], ["float32", "bfloat16"])
-    assert made == dict(zip((ONE, *new), asked, strict=True))
-    # A session of another dtype is another sweep.
+    assert {cell: (run.model.attention, run.model.dtype) for cell, run in runs.items()} == {
+        ONE: ("sdpa", "float32"),
+        f"{ONE}-dtype-bfloat16": ("sdpa", "bfloat16"),
+        f"{ONE}-attention-eager": ("eager", "float32"),
+        f"{ONE}-attention-eager-dtype-bfloat16": ("eager", "bfloat16"),
+    }
+
+
+def test_a_session_of_another_dtype_is_another_sweep(
+    golden_session: OCRSession, folder: Path, no_ceilings: None
+) -> None:
     with refused():
         outcomes(golden_session.with_model(dtype="bfloat16"), folder)
-    # What a class cannot have is a failed cell, and the others are there.
-    flash = outcomes(golden_session, folder, attentions=["flash_attention_2", "eager"])
-    told = {outcome.cell.attention: outcome.state for outcome in flash}
-    assert told == {"flash_attention_2": "failed", "eager": "kept"}
 
 
-def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(golden_session, folder, monkeypatch):
-    axes = {"batches": [1, 2], "lengths": [99_999, 2]}
-    real = Measurement.run
+def test_an_attention_that_a_class_cannot_have_is_a_failed_cell_beside_the_others(
+    golden_session: OCRSession, folder: Path, no_ceilings: None
+) -> None:
+    found = states(golden_session, folder, attentions=["flash_attention_2", "sdpa"])
+    assert found == {f"{ONE}-attention-flash_attention_2": "failed", ONE: "kept"}
 
-    def limited(measurement, *args, **options):
+
+#: Two batches and two lengths, of which one is longer than any model of ours takes.
+LONG_AND_SHORT: dict[str, Any] = {"batches": [1, 2], "lengths": [99_999, 2]}
+
+
+@pytest.fixture
+def partly_failed(
+    golden_session: OCRSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[CellOutcome]:
+    """The outcomes of a sweep of which one cell was finished before, and all others failed."""
+    run_whole = Measurement.run
+
+    def run_one_row(measurement: Measurement, *args: Any, **options: Any) -> PhaseRun:
         if measurement.packed.batch_size > 1:
             raise torch.OutOfMemoryError("no room\nfor this")
-        return real(measurement, *args, **options)
+        return run_whole(measurement, *args, **options)
 
-    monkeypatch.setattr(Measurement, "run", limited)
-    told = outcomes(golden_session, folder, **axes)
-    assert [each.state for each in told] == ["failed", "kept", "failed", "failed"]
-    assert "positions" in told[0].reason
-    assert told[3].reason == "OutOfMemoryError: no room"
+    with monkeypatch.context() as patch:
+        patch.setattr(Measurement, "run", run_one_row)
+        return outcomes(golden_session, folder, **LONG_AND_SHORT)
+
+
+def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
+    partly_failed: list[CellOutcome], folder: Path
+) -> None:
+    assert [outcome.state for outcome in partly_failed] == ["failed", "kept", "failed", "failed"]
+    assert "positions" in partly_failed[0].reason
+    assert partly_failed[3].reason == "OutOfMemoryError: no room"
+
     found = SweepResult.load(folder)
+    reasons = {
+        outcome.cell.name: outcome.reason for outcome in partly_failed if outcome.state == "failed"
+    }
     assert list(found.runs) == [ONE]
-    failed = {each.cell.name: each.reason for each in told if each.state == "failed"}
-    assert dict(zip(found.failures["cell"], found.failures["reason"], strict=True)) == failed
+    assert found.failures.set_index("cell")["reason"].to_dict() == reasons
     assert found.failures["max_new_tokens"].tolist() == [99_999, 2, 99_999]
-    # Known to fail: not tried again, until asked to or until something changes, or where that is
-    # damaged.
-    monkeypatch.undo()
-    for retry, last in ((False, "failed"), (True, "measured")):
-        again = states(golden_session, folder, **axes, retry_failed=retry)
-        assert list(again.values()) == ["failed", "kept", "failed", last]
+
+
+def test_a_cell_that_failed_is_tried_again_only_when_asked_to(
+    partly_failed: list[CellOutcome], golden_session: OCRSession, folder: Path
+) -> None:
+    asked_once_more = states(golden_session, folder, **LONG_AND_SHORT)
+    assert list(asked_once_more.values()) == ["failed", "kept", "failed", "failed"]
+    retried = states(golden_session, folder, **LONG_AND_SHORT, retry_failed=True)
+    assert list(retried.values()) == ["failed", "kept", "failed", "measured"]
     assert set(SweepResult.load(folder).failures["max_new_tokens"]) == {99_999}
-    for damage in ("", "[" * 100_000, "{}"):
-        (folder / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
-        assert outcomes(golden_session, folder, **axes)[0].reason == told[0].reason
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param("", id="an empty file"),
+        pytest.param("[" * 100_000, id="nested too deeply"),
+        pytest.param("{}", id="nothing in it"),
+    ],
+)
+def test_a_cell_whose_status_is_damaged_is_tried_again(
+    partly_failed: list[CellOutcome], golden_session: OCRSession, folder: Path, damage: str
+) -> None:
+    (folder / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
+    again = outcomes(golden_session, folder, **LONG_AND_SHORT)
+    assert again[0].reason == partly_failed[0].reason
 
 
 def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
-    golden_session, folder, monkeypatch
-):
-    def lost(*args, **options):
-        monkeypatch.setattr(torch, "zeros", lost)
+    golden_session: OCRSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_device(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(torch, "zeros", lose_device)
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(Measurement, "run", lost)
+    monkeypatch.setattr(Measurement, "run", lose_device)
     with refused():
         outcomes(golden_session, folder, batches=[1, 2, 3])
     monkeypatch.undo()
+
     again = states(golden_session, folder, batches=[1, 2, 3])
     assert list(again.values()) == ["kept", "failed", "measured"]
 
 
-def test_the_verb_sets_models_side_by_side(golden_checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "ocr_phases.measure.loaded_model.measure_ceilings", lambda *_: {"matmul_dtype": "float32"}
-    )
-    for family in FAMILIES:  # the model's name in a table
-        place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
-        (tmp_path / family).symlink_to(golden_checkpoint(place))
-    names, out = list(FAMILIES), tmp_path / "out"
-    lists = [
-        "--models",
-        ",".join(str(tmp_path / name) for name in names),
-        "--presets",
-        "small,large",
-    ]
-    command = [
-        "sweep",
-        str(PAGE),
-        *lists,
-        "--batch",
-        "1",
-        "--max-new-tokens",
-        "3",
-        "--device",
-        "cpu",
-    ]
-    assert main([*command, "--repeats", "1", "--warmup", "0", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert says(said, "measured", "small768-eager-b1-n3") and says(
-        said, "failed", "large-eager-b1-n3"
-    )
-    found = SweepResult.load(out)
+@pytest.fixture
+def model_folders(golden_checkpoint: Callable[[Path], Path], tmp_path: Path) -> dict[str, Path]:
+    """The recorded model of each family in a folder of its name, which a table shows."""
+    folders = {}
+    for family in FAMILIES:
+        recording = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
+        folders[family] = tmp_path / family
+        folders[family].symlink_to(golden_checkpoint(recording))
+    return folders
+
+
+def test_the_verb_sets_models_side_by_side(
+    model_folders: dict[str, Path],
+    no_ceilings: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    command = ["sweep", str(PAGE)]
+    command += ["--models", ",".join(str(folder) for folder in model_folders.values())]
+    command += ["--presets", "small,large", "--batch", "1", "--max-new-tokens", "3"]
+    command += ["--device", "cpu", "--repeats", "1", "--warmup", "0", "--out", str(out)]
+
+    assert main(command) == 0
+
+    printed = capsys.readouterr().out
+    assert says(printed, "measured", "small768-eager-b1-n3")
+    assert says(printed, "failed", "large-eager-b1-n3")
+
     # A preset of another family stands for its own; what none stands for is a failed cell with its
     # reason.
+    found = SweepResult.load(out)
     assert sorted(found.runs) == [
         "deepseek-ocr-2/small768-eager-b1-n3",
         "deepseek-ocr/large-eager-b1-n3",
         "deepseek-ocr/small-eager-b1-n3",
         "unlimited-ocr/small-eager-b1-n3",
     ]
-    assert sorted(found.failures["cell"]) == [f"{name}/large-eager-b1-n3" for name in names[1:]]
+    assert sorted(found.failures["cell"]) == [
+        "deepseek-ocr-2/large-eager-b1-n3",
+        "unlimited-ocr/large-eager-b1-n3",
+    ]
+
     # The job that all of them have is compared, not the longest prompt of each.
     compared = models_sentence(found.table)
     assert compared in found.verdict
-    assert all(name in compared for name in (*names, "small768")) and "large" not in compared
-    elements = Elements((out / "sweep.html").read_text(encoding="utf-8"))
-    assert not elements.open
-    assert all(
-        part in elements.said for part in (*names, "2 cells", "not be measured", "Unknown preset")
-    )
+    for name in (*model_folders, "small768"):
+        assert name in compared
+    assert "large" not in compared
+
+    page = Elements((out / "sweep.html").read_text(encoding="utf-8"))
+    assert not page.open
+    for part in (*model_folders, "2 cells", "not be measured", "Unknown preset"):
+        assert part in page.said
     assert {path.name for path in out.iterdir()} == {
         MANIFEST_NAME,
         "sweep.ipynb",
         "sweep.html",
-        *names,
+        *model_folders,
     }
 
 
-def test_every_row_is_a_page_of_the_minute():
+def test_every_row_is_a_page_of_the_minute() -> None:
     """The table of one row each is approved."""
     table = sweep_table({"rows": make_run(rows=4), "one": make_run(crops=False)})
     assert tuple(table.columns) == SWEEP_COLUMNS
     assert table["cell"].tolist() == ["one", "rows"]  # by the prompt's length
     assert table["batch"].tolist() == [1, 4]
-    assert (table["pages_per_min"] * table["page_ms"]).to_numpy() == pytest.approx(
-        [60_000, 240_000]
+    pages_of_a_minute = table["pages_per_min"] * table["page_ms"] / 60_000
+    assert pages_of_a_minute.to_numpy() == pytest.approx([1, 4])
+
+
+def sweep_of_strategies(**factors: tuple[float, ...]) -> SweepResult:
+    """A sweep with a record of each strategy, whose repeats take these times as long as usual."""
+    runs = {}
+    for strategy, of_repeats in factors.items():
+        run = paced(make_run(repeats=len(of_repeats)), *of_repeats)
+        runs[strategy] = altered(run, model={"strategy": strategy})
+    return SweepResult(runs, failed_cells())
+
+
+def test_noisy_cells_come_first_and_are_never_the_best() -> None:
+    found = sweep_of_strategies(
+        eager=(1.0, 1.0, 1.0), cuda_graph=(0.5, 0.5, 0.5), compiled=(0.1, 0.2, 0.1)
     )
 
-
-def result(**runs):
-    """A sweep of records: each strategy's name with its repeats' times as factors, or a record."""
-    made = {
-        name: altered(paced(make_run(repeats=len(pace)), *pace), model={"strategy": name})
-        for name, pace in runs.items()
-    }
-    return SweepResult(made, failed_cells())
-
-
-def test_noisy_cells_come_first_and_are_never_the_best():
-    found = result(eager=(1.0, 1.0, 1.0), cuda_graph=(0.5, 0.5, 0.5), compiled=(0.1, 0.2, 0.1))
     first, _, rest = found.verdict.partition(". ")
+
     assert says(first, "repeat spread", "compiled")
     assert found.recommended()[0] == "cuda_graph"
     assert says(rest, "Take cuda_graph decode", "pages per minute")
     best = rest[rest.index("The shortest decode step") :]
-    assert best.count("cuda_graph") == 2 and "compiled" not in best
-    # What the repeats do not tell apart has no fastest, and a single repeat tells nothing apart.
-    alike = result(eager=(1.0, 1.0, 1.0), cuda_graph=(1.01, 0.99, 1.0))
-    assert (
-        "fastest" not in alike.verdict
-        and alike.verdict.count("though the repeats do not tell") == 3
-    )
-    single = result(eager=(1.0,), cuda_graph=(0.5,))
-    assert single.recommended() is None and says(
-        single.verdict, "single repeat", "nothing is called fastest"
-    )
+    assert best.count("cuda_graph") == 2
+    assert "compiled" not in best
 
 
-@pytest.mark.parametrize("odd", [None, {"max_tokens": 1, "repeats": 1}, {"generate": True}])
+def test_what_the_repeats_do_not_tell_apart_has_no_fastest() -> None:
+    found = sweep_of_strategies(eager=(1.0, 1.0, 1.0), cuda_graph=(1.01, 0.99, 1.0))
+    assert "fastest" not in found.verdict
+    assert found.verdict.count("though the repeats do not tell") == 3
+
+
+def test_a_single_repeat_tells_nothing_apart() -> None:
+    found = sweep_of_strategies(eager=(1.0,), cuda_graph=(0.5,))
+    assert found.recommended() is None
+    assert says(found.verdict, "single repeat", "nothing is called fastest")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param({}, id="failures alone"),
+        pytest.param({"odd": make_run(max_tokens=1, repeats=1)}, id="one token"),
+        pytest.param({"odd": make_run(generate=True)}, id="generate"),
+    ],
+)
 @pytest.mark.filterwarnings("error")
-def test_every_sweep_is_drawn(odd):
-    runs = {} if odd is None else {"odd": make_run(**odd)}
+def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     found = SweepResult(runs, failed_cells("<b>why"))
     table = found.table
-    plots = (plot_prefill, plot_throughput, plot_floors)
-    figures = [plot(table) for plot in plots] + [plot_vision_share(table, runs)]
-    for figure in (*figures, plot_cells_decode(found.curves)):
+
+    figures = [
+        plot_prefill(table),
+        plot_throughput(table),
+        plot_floors(table),
+        plot_vision_share(table, runs),
+        plot_cells_decode(found.curves),
+    ]
+
+    for figure in figures:
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(cells_html(table) + failures_html(found.failures))
-    assert not elements.open
-    assert "b" not in elements.tags()
-    assert "nan" not in elements.said + found.verdict
+    page = Elements(cells_html(table) + failures_html(found.failures))
+    assert not page.open
+    assert "b" not in page.tags()
+    assert "nan" not in page.said + found.verdict

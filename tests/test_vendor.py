@@ -6,6 +6,8 @@ else refused in one sentence.
 """
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +27,15 @@ from ocr_phases.models.wiring import VendorInterface
 from ocr_phases.session import repeat_run
 from ocr_phases.settings import ModelSettings
 
-NEW = 16
-QUICK = {"repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
+NEW_TOKENS = 16
+QUICK: dict[str, Any] = {
+    "repeats": 1,
+    "warmup": 0,
+    "ceilings": False,
+    "token_probabilities": False,
+}
 SMALL, SMALL_PRESET = VENDOR_CASES["small"]
+EIGHT_TOKENS = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
 VENDOR_WIRING = facts_of(DEEPSEEK_OCR).vendor
 assert VENDOR_WIRING is not None
 VENDOR = VendorInterface(VENDOR_WIRING)
@@ -36,14 +44,30 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 
 
 @pytest.fixture
-def session(vendor_session):
+def session(vendor_session: OCRSession) -> OCRSession:
     return vendor_session
 
 
-def test_a_padded_batch_reads_each_page_as_alone(session):
+def load(name: object, **options: Any) -> OCRSession:
+    """A session of the vendor's class in this folder."""
+    return OCRSession.load(str(name), **{"device": "cpu", **RULES, **options})
+
+
+def assert_refused(name: object, **options: Any) -> None:
+    """Loading this model is refused with the approved sentence."""
+    with refused():
+        load(name, **options)
+
+
+# -- what it measures ------------------------------------------------------------------------------
+
+
+def test_a_padded_batch_reads_each_page_as_alone(session: OCRSession) -> None:
     pages = [noise(300, 500, seed=1), noise(700, 1300, seed=2), noise(1300, 700, seed=3)]
-    options = {"preset": "gundam", "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
+    options = {"preset": "gundam", "max_new_tokens": NEW_TOKENS, "ignore_eos": True, **QUICK}
+
     together = session.run_inference(pages, **options)
+
     alone = [session.run_inference(page, **options).result.ids for page in pages]
     assert [row.ids for row in together.results] == alone
     assert {check.verdict for check in together.live_checks} <= {"pass", "note", "n/a"}
@@ -56,32 +80,49 @@ def test_a_padded_batch_reads_each_page_as_alone(session):
         session.run_inference(pages[:2], "<image>\n<image>\nFree OCR.", **options)
 
 
-@pytest.mark.parametrize("case", RECORDED)
-def test_inputs_are_what_its_infer_hands_to_generate(case, session):
-    recorded = RECORDED[case]
-    inputs = session.prepare(GOLDEN / "pages" / recorded["file"], preset=recorded["preset"])
-    arguments = VENDOR.prefill_arguments(inputs.to("cpu", torch.float32))
+@pytest.mark.parametrize("recorded", RECORDED.values(), ids=RECORDED)
+def test_inputs_are_what_its_infer_hands_to_generate(
+    recorded: dict[str, Any], session: OCRSession
+) -> None:
+    page = GOLDEN / "pages" / recorded["file"]
+    inputs = session.prepare(page, preset=recorded["preset"]).to("cpu", torch.float32)
+
+    arguments = VENDOR.prefill_arguments(inputs)
+
     [(crops, view)] = arguments["images"]
     assert list(crops.shape) == recorded["crop_shape"]
     assert list(view.shape) == recorded["ori_shape"]
     assert bool(crops.any()) == recorded["crops_used"]
     assert arguments["images_spatial_crop"].tolist() == recorded["spatial_crop"]
     assert arguments["images_spatial_crop"].device.type == "cpu"
+
     mask = arguments["images_seq_mask"]
-    assert (mask.dtype, mask.shape) == (torch.bool, arguments["input_ids"].shape)
-    places = list(range(recorded["mask_first"], recorded["mask_last"] + 1))
-    assert mask[0].nonzero().squeeze(1).tolist() == places
+    image_places = list(range(recorded["mask_first"], recorded["mask_last"] + 1))
+    assert mask.dtype == torch.bool
+    assert mask.shape == arguments["input_ids"].shape
+    assert mask[0].nonzero().squeeze(1).tolist() == image_places
 
 
-def test_the_published_infer_by_name(session):
-    """Greedy, its n-gram size, autocast: the tokens of ``generate()`` under the same settings."""
-    options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
-    for name, size in (("published", 20), ("published-eval", 35)):
-        run = session.run_inference(SMALL, infer=name, **options)
-        spelled = {"infer": {"temperature": 0, "no_repeat_ngram_size": size}, "autocast": True}
-        whole = session.run_inference(SMALL, generate=True, **spelled, **options)
-        assert run.result.ids == whole.result.ids
-        assert (run.request.autocast, run.request.infer) == (True, whole.request.infer)
+@pytest.mark.parametrize(("name", "size"), [("published", 20), ("published-eval", 35)])
+def test_the_published_infer_gives_the_tokens_of_generate_under_the_same_settings(
+    name: str, size: int, session: OCRSession
+) -> None:
+    """Greedy, its n-gram size, autocast."""
+    spelled_out = {"temperature": 0, "no_repeat_ngram_size": size}
+
+    run = session.run_inference(SMALL, infer=name, **EIGHT_TOKENS)
+
+    one_shot = session.run_inference(
+        SMALL, generate=True, infer=spelled_out, autocast=True, **EIGHT_TOKENS
+    )
+    assert run.result.ids == one_shot.result.ids
+    assert run.request.autocast is True
+    assert run.request.infer == one_shot.request.infer
+
+
+def test_settings_that_the_published_infer_or_class_does_not_have_are_refused(
+    session: OCRSession,
+) -> None:
     for wrong in (
         {"infer": "vendor"},
         {"infer": "published", "autocast": False},
@@ -91,57 +132,57 @@ def test_the_published_infer_by_name(session):
             session.run_inference(SMALL, **wrong)
 
 
-def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
+def test_cuda_calls_can_be_ignored_on_a_cpu(
+    session: OCRSession, standin: Path, tmp_path: Path
+) -> None:
     folder = copy_of(
         standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES
     )
-    on_cpu = OCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
+    on_cpu = load(folder, cuda_calls="ignore")
     SMALL.save(tmp_path / "page.png")
-    options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
-    plain = session.run_inference(SMALL, **options)
-    for way in (False, True):
-        run = on_cpu.run_inference(tmp_path / "page.png", generate=way, **options)
-        assert run.result.ids == plain.result.ids
-    assert (run.model.cuda_calls, plain.model.cuda_calls) == ("ignore", None)
+    plain = session.run_inference(SMALL, **EIGHT_TOKENS)
+
+    step_by_step = on_cpu.run_inference(tmp_path / "page.png", **EIGHT_TOKENS)
+    one_shot = on_cpu.run_inference(tmp_path / "page.png", generate=True, **EIGHT_TOKENS)
+
+    assert step_by_step.result.ids == plain.result.ids
+    assert one_shot.result.ids == plain.result.ids
+    assert one_shot.model.cuda_calls == "ignore"
+    assert plain.model.cuda_calls is None
     assert "cuda" not in vars(torch.Tensor)  # only while a forward runs
-    again = repeat_run(run, device="cpu", trust_remote_code=True, ceilings=False)
-    assert again.result.ids == run.result.ids
+    again = repeat_run(one_shot, device="cpu", trust_remote_code=True, ceilings=False)
+    assert again.result.ids == one_shot.result.ids
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
-def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
+def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin: Path, tmp_path: Path) -> None:
     folder = copy_of(standin, tmp_path / "gpu", modeling_deepseekocr=CUDA_CALL)
     image, preset = VENDOR_CASES["crops"]
-    options = {"preset": preset, "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
+    options = {"preset": preset, "max_new_tokens": NEW_TOKENS, "ignore_eos": True, **QUICK}
     for dtype in ("float32", "bfloat16"):
-        session = OCRSession.load(str(folder), device="cuda", dtype=dtype, **RULES)
-        ours = session.run_inference(image, **options)
-        assert ours["tokens"] == NEW
+        session = load(folder, device="cuda", dtype=dtype)
+        run = session.run_inference(image, **options)
+        assert run["tokens"] == NEW_TOKENS
         if dtype == "float32":
-            whole = session.run_inference(image, generate=True, **options)
-            assert ours.results[0].ids == whole.results[0].ids
+            one_shot = session.run_inference(image, generate=True, **options)
+            assert run.result.ids == one_shot.result.ids
 
 
-def load(name, **options):
-    return OCRSession.load(str(name), **{"device": "cpu", **RULES, **options})
+# -- code that runs only when it is allowed to -----------------------------------------------------
 
 
-def refuse(name, **options):
-    with refused():
-        load(name, **options)
-
-
-def test_remote_code_is_opt_in(standin, tmp_path):
-    refuse(standin, trust_remote_code=False)
+def test_remote_code_is_opt_in(standin: Path, tmp_path: Path) -> None:
+    assert_refused(standin, trust_remote_code=False)
     (tmp_path / "empty").mkdir()
     for name in ("tiny", "dummy", standin / "config.json", tmp_path / "empty", "no such folder"):
-        refuse(name)
+        assert_refused(name)
     for revision in (None, "main", "abc123", "A" * 40, "a" * 41):
-        refuse("some-org/some-model", revision=revision)
+        assert_refused("some-org/some-model", revision=revision)
 
 
-MODEL, ENCODER = "modeling_deepseekocr", "deepencoder"
+MODEL = "modeling_deepseekocr"
+ENCODER = "deepencoder"
 NO_OPERATOR = 'raise RuntimeError("operator torchvision::nms does not exist")\nclass Sam'
 #: Changes of the class's files, each a text and what takes its place.
 BROKEN = {
@@ -159,123 +200,175 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_code_that_cannot_run_here_is_refused(name, standin, tmp_path):
-    refuse(copy_of(standin, tmp_path / "broken", **BROKEN[name]))
+@pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN)
+def test_code_that_cannot_run_here_is_refused(
+    changes: dict[str, tuple[str, str]], standin: Path, tmp_path: Path
+) -> None:
+    assert_refused(copy_of(standin, tmp_path / "broken", **changes))
 
 
-def test_code_that_cannot_be_imported_or_is_missing_is_refused(standin, tmp_path):
-    outdated = (
-        "s code is not made for transformers 4.46.3, which is here"
-        if transformers.__version__ == "4.46.3"
-        else " is not made for transformers .*, so install transformers==4.46.3 tokenizers==0.20.3"
-    )
-    for change, message in (
-        (
-            ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,"),
-            f"cannot import name .*: it{outdated}",
-        ),
-        (
-            ("class DeepseekOCRModel(", "class DeepseekOCRModel(("),
-            "own .*py files there, unchanged",
-        ),
-    ):
-        broken = copy_of(standin, tmp_path / change[0].split()[0], **{MODEL: change})
-        with pytest.raises(OcrPhasesError, match=message):
-            load(broken)
+def other_version_sentence() -> str:
+    """What is said of a class that was made for another version of transformers."""
+    if transformers.__version__ == "4.46.3":
+        return "s code is not made for transformers 4.46.3, which is here"
+    return " is not made for transformers .*, so install transformers==4.46.3 tokenizers==0.20.3"
+
+
+def test_code_for_another_version_of_transformers_is_refused(standin: Path, tmp_path: Path) -> None:
+    change = ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,")
+    folder = copy_of(standin, tmp_path / "import", **{MODEL: change})
+    message = f"cannot import name .*: it{other_version_sentence()}"
+    with pytest.raises(OcrPhasesError, match=message):
+        load(folder)
+
+
+def test_code_that_is_no_python_is_refused(standin: Path, tmp_path: Path) -> None:
+    change = ("class DeepseekOCRModel(", "class DeepseekOCRModel((")
+    folder = copy_of(standin, tmp_path / "class", **{MODEL: change})
+    with pytest.raises(OcrPhasesError, match=r"own .*py files there, unchanged"):
+        load(folder)
+
+
+def test_code_that_is_missing_is_refused(standin: Path, tmp_path: Path) -> None:
+    folder = copy_of(standin, tmp_path / "class")
     for name in CODE:
-        (broken / name).unlink()
-    refuse(broken)
+        (folder / name).unlink()
+    assert_refused(folder)
 
 
-def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
-    """Of the same name, one with a dot; their siblings differ, and so do their tokens and their
-    revisions.
-    """
+@pytest.fixture
+def folders_of_one_name(standin: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders of the same name, with a dot in it, whose code differs."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    change = {"deepencoder": ("(images) / 8", "(images) * 8")}
     first = copy_of(standin, tmp_path / "a" / "ckpt.v1")
-    second = copy_of(standin, tmp_path / "b" / "ckpt.v1", **change)
-    sessions = [load(folder) for folder in (first, second, copy_of(second, tmp_path / "alone"))]
-    options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
-    runs = [session.run_inference(SMALL, **options) for session in sessions]
-    for one, other, same in zip(
-        *((run.result.ids, run.model.revision) for run in runs), strict=True
-    ):
-        assert one != other == same
+    second = copy_of(
+        standin, tmp_path / "b" / "ckpt.v1", deepencoder=("(images) / 8", "(images) * 8")
+    )
+    return first, second
+
+
+def test_each_folder_runs_its_own_code(
+    folders_of_one_name: tuple[Path, Path], tmp_path: Path
+) -> None:
+    first, second = folders_of_one_name
+    copy_of_second = copy_of(second, tmp_path / "alone")
+
+    sessions = [load(folder) for folder in (first, second, copy_of_second)]
+    run, other, same_as_other = (
+        session.run_inference(SMALL, **EIGHT_TOKENS) for session in sessions
+    )
+
+    assert run.result.ids != other.result.ids
+    assert other.result.ids == same_as_other.result.ids
+    assert run.model.revision != other.model.revision
+    assert other.model.revision == same_as_other.model.revision
+
+
+def test_the_code_of_a_folder_that_is_changed_is_read_again(
+    folders_of_one_name: tuple[Path, Path],
+) -> None:
+    folder, _ = folders_of_one_name
+    load(folder)
+    encoder = folder / "deepencoder.py"
+    encoder.write_text(encoder.read_text().replace(*CUDA_IMAGES))
+    assert_refused(folder)
+
+
+def test_the_current_folder_is_named_and_its_revision_is_that_of_its_files(
+    standin: Path, folders_of_one_name: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of_standin, _ = folders_of_one_name
     monkeypatch.chdir(standin)
-    here = load(".").checkpoint
-    assert (here.name, here.source) == ("standin", str(standin))
-    assert here.revision == runs[0].model.revision
-    broken = first / "deepencoder.py"
-    broken.write_text(
-        broken.read_text().replace(*CUDA_IMAGES)
-    )  # the folder's code of now, not of before
-    refuse(first)
+
+    checkpoint = load(".").checkpoint
+
+    assert checkpoint.name == "standin"
+    assert checkpoint.source == str(standin)
+    assert checkpoint.revision == load(copy_of_standin).checkpoint.revision
 
 
-def test_attention_is_chosen(standin, monkeypatch):
-    flash = "flash_attention_2"
-    for attention in (flash, "fast"):
-        refuse(standin, attention=attention)
-    refuse(standin, cuda_calls="drop")
-    refuse(standin, implementation="remote")
+# -- how it is loaded ------------------------------------------------------------------------------
+
+
+FLASH = "flash_attention_2"
+
+
+def test_options_of_loading_that_do_not_fit_are_refused(standin: Path) -> None:
+    assert_refused(standin, attention=FLASH)
+    assert_refused(standin, attention="fast")
+    assert_refused(standin, cuda_calls="drop")
+    assert_refused(standin, implementation="remote")
+
+
+def test_an_attention_that_is_asked_for_is_had(standin: Path) -> None:
     session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
     assert session.model.config._attn_implementation == "eager"
 
-    class Published:
-        _supports_sdpa = False
 
-    def chosen(asked, dtype=torch.bfloat16):
-        return choose_attention(
-            Published, ModelSettings(device="cuda", dtype=dtype, attention=asked)
-        )
+class Published:
+    """As the published class, which has no SDPA."""
 
-    assert chosen(None) == "eager"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for asked, dtype in (("sdpa", torch.bfloat16), (flash, torch.float32), (flash, torch.bfloat16)):
-        with refused():
-            chosen(asked, dtype)
+    _supports_sdpa = False
+
+
+def chosen_attention(asked: str | None, dtype: torch.dtype = torch.bfloat16) -> str:
+    """The attention of the published class on a GPU."""
+    settings = ModelSettings(device="cuda", dtype=dtype, attention=asked)
+    return choose_attention(Published, settings)
+
+
+def test_the_published_class_has_eager_attention_or_flash_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert chosen(flash) == flash
+    assert chosen_attention(None) == "eager"
+    assert chosen_attention(FLASH) == FLASH
+
+
+def test_an_attention_that_the_published_class_cannot_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused():
+        chosen_attention("sdpa")
+    with refused():
+        chosen_attention(FLASH, torch.float32)
+    with refused():
+        chosen_attention(FLASH)
 
 
 @pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")
-def test_native_takes_none_of_the_class_s_options(standin):
+def test_native_takes_none_of_the_class_s_options(standin: Path) -> None:
     native = {"implementation": "native", "trust_remote_code": False}
-    refuse(standin, cuda_calls="ignore", **native)
-    refuse("tiny", attention="flash_attention_2", **native)
+    assert_refused(standin, cuda_calls="ignore", **native)
+    assert_refused("tiny", attention=FLASH, **native)
 
 
-def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tmp_path, capsys):
-    page = str(PAGES / "slide.png")
-    command = [
-        "verify",
-        page,
-        "--model",
-        str(standin),
-        "--implementation",
-        "vendor",
-        "--no-ceilings",
-    ]
-    command += ["--preset", SMALL_PRESET, *COMMAND]
+# -- the command line ------------------------------------------------------------------------------
+
+WARNING = "Warning: this runs the Python files of"
+
+
+def test_the_command_line_measures_the_vendor_s_class_and_warns_once(
+    standin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "run.json"
+    command = ["verify", str(PAGES / "slide.png"), "--model", str(standin)]
+    command += ["--implementation", "vendor", "--no-ceilings", "--preset", SMALL_PRESET, *COMMAND]
+
     assert main(command) == 2
     assert "--trust-remote-code" in capsys.readouterr().err
-    target = tmp_path / "run.json"
-    assert main([*command, "--trust-remote-code", "--save", str(target)]) in (0, 1)
-    assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1
-    model = PhaseRun.load(target).model
-    assert (model.class_name, model.implementation) == ("DeepseekOCRForCausalLM", "vendor")
-    again = [
-        "profile",
-        "--from",
-        str(target),
-        "--save",
-        str(tmp_path / "again.json"),
-        "--no-ceilings",
-    ]
-    assert main(again) == 2
+
+    assert main([*command, "--trust-remote-code", "--save", str(record)]) in (0, 1)
+    assert capsys.readouterr().err.count(WARNING) == 1
+    model = PhaseRun.load(record).model
+    assert model.class_name == "DeepseekOCRForCausalLM"
+    assert model.implementation == "vendor"
+
+    repeat = ["profile", "--from", str(record), "--save", str(tmp_path / "again.json")]
+    repeat.append("--no-ceilings")
+    assert main(repeat) == 2
     capsys.readouterr()
-    assert main([*again, "--trust-remote-code"]) == 0
-    assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1
+    assert main([*repeat, "--trust-remote-code"]) == 0
+    assert capsys.readouterr().err.count(WARNING) == 1

@@ -41,7 +41,7 @@ def figure(sheet: Sheet, height: float = 0) -> bool:
     room = sheet.room - 3 * sheet.look.size
     width = round(sheet.width * rng.choice((1.0, 1.0, rng.uniform(0.45, 0.9))))
     align = rng.choice(("left", "centre"))
-    if not pictures.picture(sheet, rng.choice(pictures.FIGURES), min(high, room), width, align):
+    if not pictures.picture(sheet, rng.choice(pictures.PAINTERS), min(high, room), width, align):
         return False
     if rng.random() < 0.8:
         sheet.skip(0.5)

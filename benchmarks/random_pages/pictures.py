@@ -73,7 +73,7 @@ def photograph(sheet: Sheet, box: Pixels) -> None:
 
 Painter = Callable[[Sheet, Pixels], None]
 #: Pictures that go with a caption.
-FIGURES: tuple[Painter, ...] = (chart, photograph)
+PAINTERS: tuple[Painter, ...] = (chart, photograph)
 
 
 def picture(sheet: Sheet, paint: Painter, height: int, width: int = 0, align: str = "left") -> bool:

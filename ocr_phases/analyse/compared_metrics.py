@@ -41,7 +41,7 @@ COMPARE_COLUMNS = (
 #: 1.
 MARGIN = 2.0
 EQUIVALENT = "equivalent"
-EQUAL = "equal"
+EXACTLY_EQUAL = "equal"
 INCONCLUSIVE = "inconclusive"
 NOISY = "noisy"
 
@@ -150,7 +150,7 @@ def _have_one_truth(baseline: Record, other: Record, row: int) -> bool:
 
 def _text_verdict(change: TextChange) -> str:
     if change.other == change.baseline:
-        return EQUAL
+        return EXACTLY_EQUAL
     if math.isnan(change.other):
         return "n/a"
     if change.metric == "agreement":
@@ -219,7 +219,7 @@ def _verdict(row: dict[Any, Any], *, judged: bool, noisy: bool, margin: float) -
     if not judged and not (is_exact and is_known):
         return ""
     if is_exact and row["ratio"] == 1.0:
-        return EQUAL
+        return EXACTLY_EQUAL
     if noisy and is_known and not is_amount:
         return NOISY
     if math.isnan(low):

@@ -143,9 +143,9 @@ class ComparedRecords(Hinted):
         ``verdict`` is of the judged metrics: `NOISY` where one of the records is; `EQUIVALENT`
         where the interval lies within ``margin`` per cent of 1, else faster or slower (less or
         more, for bytes) where it leaves 1 out, else `INCONCLUSIVE`; n/a where a record lacks the
-        metric or has a single repeat. What follows from the tokens alone is `EQUAL`, less or more.
-        Other metrics have none. Measures of the text (`text_changes`) come last, with the unit
-        `SHARE` and neither ratio nor interval.
+        metric or has a single repeat. What follows from the tokens alone is `EXACTLY_EQUAL`,
+        less or more. Other metrics have none. Measures of the text (`text_changes`) come last, with
+        the unit `SHARE` and neither ratio nor interval.
         """
         wanted = [*self.figures, *self.judged]
         rows: list[dict[Any, Any]] = []

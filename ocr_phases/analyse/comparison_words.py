@@ -31,18 +31,13 @@ _FAR = 2.0  # a ratio from here on is told as such, not in percent
 def comparison_findings(
     runs: Sequence[Record], labels: Sequence[str], table: pd.DataFrame, figures: Collection[str]
 ) -> list[str]:
-    """The result of a comparison, a sentence each: noise, the judged figures, and caveats.
+    """The result of a comparison, a sentence each: the judged figures, caveats, and noise.
 
     ``table`` is `ComparedRecords.table` of the records, of which the first is the baseline;
     ``figures`` are the names of the figures that are told.
     """
     baseline = runs[0]
     sentences: list[str] = []
-    for label, run in zip(labels, runs, strict=True):
-        noise = noise_sentences(run)
-        if noise:
-            sentences.append(f"{label}: {noise[0]}")
-            sentences += noise[1:]
     judged = table[table["metric"].isin(figures) & table["ratio"].notna()]
     for label, run in zip(labels[1:], runs[1:], strict=True):
         rows = judged[judged["run"] == label].to_dict("records")
@@ -60,7 +55,19 @@ def comparison_findings(
     }
     sentences.append(strategies_sentence(sweep_table(alike)))
     sentences.append(few_repeats(runs, labels))
+    sentences += _noise_of(runs, labels)
     return [sentence for sentence in sentences if sentence]
+
+
+def _noise_of(runs: Sequence[Record], labels: Sequence[str]) -> list[str]:
+    """What spoils the figures of each record, and the remedies, each of them once."""
+    sentences: dict[str, None] = {}
+    for label, run in zip(labels, runs, strict=True):
+        noise = noise_sentences(run)
+        if noise:
+            sentences[f"{label}: {noise[0]}"] = None
+            sentences.update(dict.fromkeys(noise[1:]))
+    return list(sentences)
 
 
 def few_repeats(runs: Sequence[Record], labels: Sequence[str]) -> str:

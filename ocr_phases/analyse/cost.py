@@ -568,7 +568,7 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
 
 #: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below
 #: 2^53.
-Work = np.ndarray
+WorkVector = np.ndarray
 #: What is left of work whose parameters another row holds.
 _SHARED = np.array([0.0, 1.0, 1.0, 1.0])
 #: Learnable queries of the Qwen2 body: a table for views of 1024 pixels, and one for 768.
@@ -582,15 +582,15 @@ class _StageWork:
     phase: str
     stage: str
     view: str
-    parts: dict[str, Work]
+    parts: dict[str, WorkVector]
 
 
-def costs(*, learnt: float = 0, flops: float = 0, cached: float = 0) -> Work:
+def costs(*, learnt: float = 0, flops: float = 0, cached: float = 0) -> WorkVector:
     """Work with ``learnt`` parameters, each read once; without FLOPs it is elementwise."""
     return np.array([learnt, flops, learnt, cached], dtype=np.float64)
 
 
-def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
+def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> WorkVector:
     """[tokens, width] times [width, out]: 2 tokens width out FLOPs.
 
     A square convolution is one, of as many tokens as places that it makes and kernel^2 times the
@@ -599,17 +599,17 @@ def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
     return costs(learnt=width * out + (out if bias else 0), flops=2 * tokens * width * out)
 
 
-def attention(queries: float, keys: float, width: int) -> Work:
+def attention(queries: float, keys: float, width: int) -> WorkVector:
     """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width."""
     return costs(flops=4 * queries * keys * width)
 
 
-def mlp(tokens: float, width: int, hidden: int) -> Work:
+def mlp(tokens: float, width: int, hidden: int) -> WorkVector:
     """Up and down: two products."""
     return linear(tokens, width, hidden) + linear(tokens, hidden, width)
 
 
-def swiglu(tokens: float, width: int, hidden: int) -> Work:
+def swiglu(tokens: float, width: int, hidden: int) -> WorkVector:
     """Gate, up and down: three products, 6 tokens width hidden FLOPs (Shazeer 2020,
     arXiv:2002.05202).
     """
@@ -626,7 +626,7 @@ def expected_experts(experts: int, top_k: int, tokens: float) -> float:
     return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
 
 
-def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
+def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, WorkVector]]:
     """The vision stages, the second encoder by the kind that the model has."""
     places = math.ceil(call.side // sizes.sam.patch_size / 4) ** 2  # halved twice
     # The projector reads CLIP's and SAM's features side by side, or the queries' outputs.
@@ -639,7 +639,7 @@ def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, W
     }
 
 
-def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
+def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, WorkVector]:
     """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2.
 
     Windows are padded to whole ones, as the model pads them.
@@ -676,7 +676,7 @@ def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
     }
 
 
-def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Work:
+def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> WorkVector:
     """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
 
     A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side
@@ -689,7 +689,7 @@ def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Wo
     return linear(tokens, width, 4 * width) + attention(tokens, side * side, width) + positions
 
 
-def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Work]:
+def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, WorkVector]:
     """CLIP ViT-L over SAM's features and a class token, or a Qwen2 body over them and as many
     queries.
 
@@ -700,7 +700,7 @@ def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Wo
     return _qwen_work(sizes.encoder, images, places)
 
 
-def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
+def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, WorkVector]:
     """CLIP: biased products, a norm with scale and shift before and after each layer's halves."""
     width = clip.hidden_size
     layers = clip.num_hidden_layers
@@ -717,7 +717,7 @@ def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
     }
 
 
-def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
+def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, WorkVector]:
     """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a
     scale.
     """
@@ -737,7 +737,7 @@ def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
 
 def _language_work(
     text: Sizes, batch: int, length: int, context: int, distinct: int
-) -> dict[str, Work]:
+) -> dict[str, WorkVector]:
     """The language model over ``length`` new tokens a row of the batch, attending to ``context``
     entries.
 
@@ -775,7 +775,7 @@ def _language_work(
     }
 
 
-def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
+def _head_work(sizes: Architecture, positions: int) -> dict[str, WorkVector]:
     """The head at these positions; tied to the embedding it holds no parameters of its own."""
     head = linear(positions, sizes.text.hidden_size, sizes.text.vocab_size, bias=False)
     if sizes.tied:

@@ -137,5 +137,5 @@ def datasheet_named(name: str) -> Datasheet:
         raise OcrPhasesError(f"There are several cards {name!r}: choose {', '.join(longer)}.")
     raise OcrPhasesError(
         f"There is no datasheet of a card {name!r}: choose one of {', '.join(names)}, or all."
-        f"{nearest(name, names)}"
+        f"{nearest(name, names)} On a machine with the card, leave --card out: that needs none."
     )

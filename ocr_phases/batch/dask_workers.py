@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ocr_phases.batch.outcome import SCHEDULER_LOST, Outcome
-from ocr_phases.batch.worker_process import WORKER, Command, WorkerProcess, WorkerRequest
+from ocr_phases.batch.worker_process import WORKER, WorkerCommand, WorkerProcess, WorkerRequest
 from ocr_phases.errors import OcrPhasesError
 
 #: How long the scheduler has to answer, and how long a count of its workers is good for.
@@ -30,7 +30,7 @@ _one_page_at_a_time = threading.Lock()
 
 
 def run_on_worker(
-    request: WorkerRequest, timeout: float | None, command: Command | None = None
+    request: WorkerRequest, timeout: float | None, command: WorkerCommand | None = None
 ) -> Outcome:
     """One page in this dask worker's process, which stays for the next; one at a time, whatever its
     threads.
@@ -73,7 +73,7 @@ class DaskWorkers:
     `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
-    def __init__(self, address: str, command: Command | None = None) -> None:
+    def __init__(self, address: str, command: WorkerCommand | None = None) -> None:
         try:
             import distributed
 

@@ -27,7 +27,7 @@ from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.record.store import file_hash
 from ocr_phases.results.run import PhaseRun
 
-FIGURES = "figures.json"
+FIGURES_FILE = "figures.json"
 _LARGEST_FIGURES = 2**28  # in bytes: the longest answers have some 20 MB of tables
 
 #: Columns of the tables of all pages, behind the page's own id and name. The token's id is
@@ -148,8 +148,8 @@ def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
     fails.
     """
     figures = page_figures(run, job, page, file_hash(folder / RECORD), truth_hash(folder))
-    make_way(folder / FIGURES)
-    write_atomic(folder / FIGURES, msgspec.json.encode(figures))
+    make_way(folder / FIGURES_FILE)
+    write_atomic(folder / FIGURES_FILE, msgspec.json.encode(figures))
     return figures
 
 
@@ -161,7 +161,7 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
     """
     with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
         figures = msgspec.json.decode(
-            read_regular(folder / FIGURES, _LARGEST_FIGURES), type=Figures
+            read_regular(folder / FIGURES_FILE, _LARGEST_FIGURES), type=Figures
         )
         same_sources = (figures.record, figures.truth) == (digest, truth_hash(folder))
         if same_sources and figures.sha256 == figures.content_hash():

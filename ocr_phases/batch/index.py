@@ -72,7 +72,7 @@ _COLUMN_TYPES = {
 }
 PAGE_COLUMNS = tuple(_COLUMN_TYPES)
 #: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
-REGION_COLUMNS = (
+INDEX_REGION_COLUMNS = (
     "page",
     "label",
     "tokens",
@@ -96,7 +96,7 @@ _FORMULA = r"\A(?=[=+\-@\t\r\n])"  # as OWASP lists what begins one
 
 
 class BatchIndex(NamedTuple):
-    """``pages`` (columns `PAGE_COLUMNS`) and ``regions`` (`REGION_COLUMNS`)."""
+    """``pages`` (columns `PAGE_COLUMNS`) and ``regions`` (`INDEX_REGION_COLUMNS`)."""
 
     pages: pd.DataFrame
     regions: pd.DataFrame
@@ -141,7 +141,7 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     # With \n alone a \r in a name would end its row.
     text = pages.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\r\n")
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    return BatchIndex(pages, pd.DataFrame(regions, columns=list(REGION_COLUMNS)))
+    return BatchIndex(pages, pd.DataFrame(regions, columns=list(INDEX_REGION_COLUMNS)))
 
 
 def write_index(

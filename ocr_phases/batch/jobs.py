@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.batch.pages import Page
+from ocr_phases.batch.pages import BatchPage
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.models.folders import hub_commit, local_folder
@@ -66,7 +66,9 @@ class Job:
 
 
 def make_jobs(
-    pages: Iterable[Page], settings: Mapping[str, Any], auto_device: Callable[[], str] | None = None
+    pages: Iterable[BatchPage],
+    settings: Mapping[str, Any],
+    auto_device: Callable[[], str] | None = None,
 ) -> Iterator[Job]:
     """A job for each page, in order: ``settings`` with the page's own in their place; reads each
     file.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.worker_process import WORKER, Command, WorkerProcess, WorkerRequest
+from ocr_phases.batch.worker_process import WORKER, WorkerCommand, WorkerProcess, WorkerRequest
 from ocr_phases.collectors.nvml import card_count
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 
@@ -19,7 +19,7 @@ class LocalWorkers:
     """
 
     def __init__(
-        self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER
+        self, environments: Sequence[Mapping[str, str]] = ({},), command: WorkerCommand = WORKER
     ) -> None:
         self.processes = [WorkerProcess(environment, command) for environment in environments]
         self._closed = threading.Event()

@@ -40,7 +40,7 @@ COUNT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Page:
+class BatchPage:
     """One page to measure: its name in the batch, where it is, and settings that only it has.
 
     ``name`` is the path below the folder that was named, or the file's name; a page of a PDF, or of
@@ -53,7 +53,7 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
 
-    def at(self, presets: Sequence[str]) -> list[Page]:
+    def at(self, presets: Sequence[str]) -> list[BatchPage]:
         """The page at each of the ``presets``; itself where it has one of its own, or there are
         none.
         """
@@ -70,7 +70,7 @@ def find_pages(
     known: Sequence[str],
     results: Path | None = None,
     left_out: Counter[str] | None = None,
-) -> Iterator[Page]:
+) -> Iterator[BatchPage]:
     """The pages that ``arguments`` name, in their order and sorted within folders; made as they are
     read.
 
@@ -120,7 +120,7 @@ def _is_plain_path(argument: str) -> bool:
 
 def _named(
     argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]
-) -> Iterator[Page]:
+) -> Iterator[BatchPage]:
     """What an argument names: a file of several pages is one entry."""
     path = _expanded(argument)
     if path.suffix.lower() in LIST_SUFFIXES:
@@ -129,7 +129,7 @@ def _named(
     elif os.path.isdir(path):  # noqa: PTH112
         yield from _below(path, path, (), own, left_out)
     elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
-        yield Page(path.name, str(path.absolute()))
+        yield BatchPage(path.name, str(path.absolute()))
     else:
         base = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
         try:
@@ -154,7 +154,7 @@ def _expanded(name: str) -> Path:
 
 def _below(
     path: Path, base: Path, way: Sequence[str], own: Path | None, left_out: Counter[str]
-) -> Iterator[Page]:
+) -> Iterator[BatchPage]:
     """The page at a path, or all below a folder, its own files first: named from ``base``.
 
     ``way`` are the folders from ``base`` to here, without links.
@@ -166,12 +166,12 @@ def _below(
         return
     if not _is_folder(path):
         if path.suffix.lower() in PAGE_SUFFIXES:
-            yield Page(name, source)
+            yield BatchPage(name, source)
         else:
             left_out[path.suffix.lower() or "no suffix"] += 1
     elif len(way) > DEEPEST:
         problem = f"{path} lies more than {DEEPEST} folders deep: name it, or move it up."
-        yield Page(f"{name}/", f"{source}/", problem=problem)
+        yield BatchPage(f"{name}/", f"{source}/", problem=problem)
     else:
         try:
             inside = [each for each in path.iterdir() if not each.name.startswith(".")]
@@ -181,7 +181,7 @@ def _below(
                     f"The folder {base} cannot be read ({error.strerror}): name its pages without "
                     "it."
                 ) from error
-            yield Page(f"{name}/", f"{source}/")  # reading it as a page says why
+            yield BatchPage(f"{name}/", f"{source}/")  # reading it as a page says why
             return
         for each in sorted(inside, key=lambda each: (_is_folder(each), each.name)):
             yield from _below(each, base, (*way, real), own, left_out)
@@ -195,7 +195,7 @@ def _is_folder(path: Path) -> bool:
         return error.errno != errno.ENOENT and path.suffix.lower() not in PAGE_SUFFIXES
 
 
-def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
+def _listed(path: Path, known: Sequence[str]) -> Iterator[BatchPage]:
     """The pages of a list; `OcrPhasesError` with the line for one that is wrong."""
     try:
         lines = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
@@ -215,7 +215,7 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
         ) from error
 
 
-def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
+def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> BatchPage:
     """The page of a list's row: of JSON, or the columns of a table."""
     columns = parse_json(row.encode()) if isinstance(row, str) else row
     if not isinstance(columns, dict):
@@ -232,10 +232,10 @@ def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Pa
             settings[setting] = conform({"value": value}, Plain, setting)["value"]
         elif value not in (None, ""):
             settings[setting] = setting_from_text(setting, str(value).strip())
-    return Page(name.strip(), str((folder / _expanded(name.strip())).absolute()), settings)
+    return BatchPage(name.strip(), str((folder / _expanded(name.strip())).absolute()), settings)
 
 
-def _each_page(page: Page, counter: WorkerProcess) -> Iterator[Page]:
+def _each_page(page: BatchPage, counter: WorkerProcess) -> Iterator[BatchPage]:
     """The page, or every one of a file with several that names none of its own."""
     suffix = Path(page.source).suffix.lower()
     if suffix not in PAGED_SUFFIXES or page.problem:

@@ -27,7 +27,8 @@ from ocr_phases.batch.outcome import Outcome
 from ocr_phases.versions import child_environment
 
 WorkerRequest = Mapping[str, Any]
-Command = Sequence[str]
+#: A program and its arguments, which start a worker.
+WorkerCommand = Sequence[str]
 _Process = subprocess.Popen[bytes]
 
 # With -P nothing is imported from the current folder, which may hold a timeit.py.
@@ -55,7 +56,7 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, command: Command = WORKER
+        self, environment: Mapping[str, str] | None = None, command: WorkerCommand = WORKER
     ) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {

@@ -33,7 +33,7 @@ from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
 from ocr_phases.cli.options import OptionSpelling, Parser
 from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
-from ocr_phases.errors import OcrPhasesError, stop_signals
+from ocr_phases.errors import Interrupted, OcrPhasesError, stop_signals
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
@@ -120,7 +120,7 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     except SystemExit:  # --help or --version has been printed
         return _End(Exit.DONE)
     except KeyboardInterrupt as interrupt:
-        return _End(_code_of_signal(interrupt), "stopped.")
+        return _End(_code_of_signal(interrupt), _stop_reason(interrupt, arguments))
     except OcrPhasesError as error:
         return _End(Exit.ERROR, error.sentence(OptionSpelling(vars(arguments))))
     except ModuleNotFoundError as error:
@@ -138,6 +138,17 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     if code is None:  # most verbs have one way to end
         code = Exit.DONE
     return _End(code)
+
+
+def _stop_reason(interrupt: KeyboardInterrupt, arguments: argparse.Namespace) -> str:
+    """What a stopped command leaves behind, in one sentence."""
+    given = vars(arguments)
+    is_sweep = arguments.verb == "sweep" and not given.get("server") and not given.get("records")
+    if arguments.verb == "batch" or is_sweep:
+        return "stopped: the same command goes on where this one stopped."
+    if isinstance(interrupt, Interrupted):
+        return "stopped before a repeat was finished, so there is no record."
+    return "stopped."
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.batch.driver import PageCounts, Workers
-    from ocr_phases.batch.pages import Page
+    from ocr_phases.batch.pages import BatchPage
 
 _SHOWN_FAILURES = 10
 
@@ -179,7 +179,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> Iterator[Page]:
+def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> Iterator[BatchPage]:
     """The pages that the command names, each at every preset of ``--presets``.
 
     ``left_out`` counts files that are no pages. A ``--truth`` of a single page is refused at the

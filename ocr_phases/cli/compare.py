@@ -97,7 +97,9 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     from ocr_phases.analyse.comparison import in_units
     from ocr_phases.analyse.comparison_words import STATISTICS
 
-    show(in_units(table, compared.labels[0]))
+    shown = in_units(table, compared.labels[0])
+    shown["detectable"] *= 100
+    show(shown.rename(columns={"detectable": "smallest resolved change %"}))
     print(STATISTICS, "", *compared.findings, sep="\n")
     if compared.has_server:
         print("\nWhere the time until the first token goes:")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.compare import print_compared
-from ocr_phases.cli.results import Exit, rows, run_result, show, show_quality, wrote
+from ocr_phases.cli.results import Exit, in_words, rows, run_result, show, show_quality, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
@@ -42,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.comparison_words import same_tokens
     from ocr_phases.analyse.kernels import has_kernels, host_sync_table, stage_verdict
     from ocr_phases.analyse.sentences import subject, verdict
-    from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
     from ocr_phases.results.comparison import Comparison
     from ocr_phases.results.run import PhaseRun
@@ -68,15 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         compared = Comparison([earlier, record], ["then", "now"])
         print_compared(compared, compared.headline)
         print(f"\nTokens: {'equal' if same_tokens(earlier, record) else 'different'}\n")
-    stages = stage_table(record)
-    # A client does not see a server's prefill.
-    is_wait = stages["stage"] == "first_token"
-    show(stages.assign(phase=stages["phase"].mask(is_wait, "first token")))
+    show(_stages_in_words(record))
     if has_kernels(record):
         print()
-        show(stage_verdict(record).dropna(axis="columns", how="all"))
+        show(in_words(stage_verdict(record).dropna(axis="columns", how="all")))
         print()
-        show(host_sync_table(record).dropna(axis="columns", how="all"))
+        show(in_words(host_sync_table(record).dropna(axis="columns", how="all")))
     show_quality(record)
     result = run_result(record)
     if arguments.speculate is not None:
@@ -93,6 +89,27 @@ def run(arguments: argparse.Namespace) -> int:
     result["record"] = wrote(target)
     arguments.result = result
     return Exit.DONE
+
+
+def _stages_in_words(run: PhaseRun) -> pd.DataFrame:
+    """The table of stages as a report shows it, for a terminal."""
+    from ocr_phases.analyse.stages import spread_names, stage_table
+    from ocr_phases.record import is_whole_phase
+
+    table = stage_table(run)
+    # A client does not see a server's prefill.
+    phase = table["phase"].mask(table["stage"] == "first_token", "first token")
+    stage = table["stage"].mask(is_whole_phase(table), "whole phase")
+    table = table.assign(phase=phase, stage=stage)
+    time = "device"
+    if not run.device.has_own_clock:
+        time = "time"
+        table = table.drop(columns="host_ms")
+    low, high = spread_names(len(run.repeats))
+    if len(run.repeats) == 1:  # a single repeat has no spread
+        table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
+    names = {"device_ms": f"{time}_ms", "device_ms_p10": f"{low}_ms", "device_ms_p90": f"{high}_ms"}
+    return in_words(table.rename(columns=names))
 
 
 def _measure(

@@ -59,6 +59,23 @@ def show(table: pd.DataFrame) -> None:
     print(table_text(table))
 
 
+def in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with the headings and units that it has in a report, and stages by their titles."""
+    from ocr_phases.show.html_table import column_heading
+    from ocr_phases.stages import stage_title
+
+    table = table.copy()
+    if "stage" in table:
+        table["stage"] = table["stage"].map(stage_title)
+    headings = {}
+    for name in table.columns:
+        heading, unit = column_heading(str(name))
+        if unit == "%":
+            table[name] *= 100
+        headings[name] = f"{heading} {unit}".strip()
+    return table.rename(columns=headings)
+
+
 def wrote(path: Path | str) -> str:
     """Say where a result is; the path as plain value."""
     print(f"Wrote {path}")

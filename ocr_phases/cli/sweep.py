@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ocr_phases.cli.measuring import check_pages, server_options
 from ocr_phases.cli.options import PRICE, SHARED, shows_saved
-from ocr_phases.cli.results import Exit, rows, show, wrote
+from ocr_phases.cli.results import Exit, in_words, rows, show, wrote
 from ocr_phases.settings import NEW_TOKENS, Settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(table):
         print()
         columns = ["cell", *names_in(Place.SWEEP_VERB)]
-        show(table[columns].dropna(axis="columns", how="all"))
+        show(in_words(table[columns].dropna(axis="columns", how="all")))
     for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     records = Path(arguments.records or folder)

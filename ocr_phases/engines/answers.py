@@ -24,7 +24,7 @@ from ocr_phases.engines.client import (
 
 #: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's
 #: tokens.
-Stage = tuple[str, float, float, int]
+WorkerStage = tuple[str, float, float, int]
 #: The entries of a delta that are text the model wrote, in the order in which it writes them.
 _TEXT_ENTRIES = ("reasoning", "reasoning_content", "thinking", "refusal", "content")
 #: The entries of a delta that no token is spent on.
@@ -74,7 +74,7 @@ class Answer:
         What the server itself tells of its times, in ms; empty where it tells nothing.
     encoder_ms : float or None
         The encoder's time by vLLM's statistics; None where they are off.
-    stages : list of Stage
+    stages : list of WorkerStage
         What the worker ran, in ms since ``begun``; empty without its extension.
     """
 
@@ -92,7 +92,7 @@ class Answer:
     left_out: list[str] = field(default_factory=list)
     server_times: dict[str, float] = field(default_factory=dict)
     encoder_ms: float | None = None
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[WorkerStage] = field(default_factory=list)
 
     @property
     def text(self) -> str:

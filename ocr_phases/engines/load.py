@@ -18,7 +18,7 @@ from ocr_phases.analyse.load import AskedPage, read_slo
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
-from ocr_phases.inputs.views import Pages
+from ocr_phases.inputs.rows import Pages
 from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings, Strategy, Vision
 from ocr_phases.text import count_text

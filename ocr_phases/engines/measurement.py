@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from PIL import Image
 
 from ocr_phases.engines import checks
-from ocr_phases.engines.answers import Answer, Stage, ask
+from ocr_phases.engines.answers import Answer, WorkerStage, ask
 from ocr_phases.engines.chat import repetition_rule_of
 from ocr_phases.engines.client import Server, ServerFailed
 from ocr_phases.engines.dialects import Dialect
@@ -163,10 +163,10 @@ class ServerMeasurement:
                 answer.encoder_ms = session.rpc("ocr_encoder_ms", float | None)
         return answer
 
-    def _worker_stages(self, begun: float) -> list[Stage]:
+    def _worker_stages(self, begun: float) -> list[WorkerStage]:
         """What the worker ran since the request was sent, ``begun``, in ms since then."""
         sent = time.monotonic()
-        now, calls = self.session.rpc("ocr_take", tuple[float, list[Stage]])
+        now, calls = self.session.rpc("ocr_take", tuple[float, list[WorkerStage]])
         received = time.monotonic()
         # One host has one clock.
         offset = 0.0 if sent <= now <= received else (sent + received) / 2 - now

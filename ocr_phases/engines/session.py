@@ -36,7 +36,7 @@ from ocr_phases.families import (
     family_of_class,
     family_of_name,
 )
-from ocr_phases.inputs.views import Pages
+from ocr_phases.inputs.rows import Pages
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ocr_phases.engines.answers import Answer, Stage
+from ocr_phases.engines.answers import Answer, WorkerStage
 from ocr_phases.engines.vllm_worker import ENCODER_GRAPH
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import StagePart
@@ -94,7 +94,7 @@ def _spans(
     run: Answer,
     *,
     server_times: Mapping[str, float],
-    stages: Sequence[Stage],
+    stages: Sequence[WorkerStage],
     has_steps: bool,
 ) -> list[AnswerSpan]:
     """What happened in a repeat.
@@ -105,7 +105,7 @@ def _spans(
         The repeat.
     server_times : mapping of str to float
         The server's own times in ms; empty where they are not used.
-    stages : sequence of Stage
+    stages : sequence of WorkerStage
         The worker's stages; empty where they are not used.
     has_steps : bool
         Whether the times between chunks are those of decode steps.
@@ -131,7 +131,7 @@ def _spans(
 
 
 def _prefill_begin(
-    server_times: Mapping[str, float], stages: Sequence[Stage], first: float
+    server_times: Mapping[str, float], stages: Sequence[WorkerStage], first: float
 ) -> float:
     """When the prefill began, ms since the request, as the server or its worker tells it."""
     begins = [start for _, start, _, _ in stages]
@@ -156,7 +156,9 @@ def _before_prefill(server_times: Mapping[str, float], begin: float) -> Iterator
             yield part
 
 
-def _worker_spans(run: Answer, stages: Sequence[Stage], step_count: int) -> Iterator[AnswerSpan]:
+def _worker_spans(
+    run: Answer, stages: Sequence[WorkerStage], step_count: int
+) -> Iterator[AnswerSpan]:
     """The worker's stages: those of the prefill, and the text model of each of so many decode
     steps.
 

@@ -58,11 +58,11 @@ _USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
 
 
 #: A page on offer: the path of a file, or its contents and its name.
-Page = tuple[str | bytes, str | None]
+OfferedPage = tuple[str | bytes, str | None]
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasurementJob:
     """A measurement to make: a page as `run_inference` takes it, the name of an upload, and how to
     measure it.
     """
@@ -100,7 +100,7 @@ def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
 
 
-def job_again(run: PhaseRun) -> Job | None:
+def job_again(run: PhaseRun) -> MeasurementJob | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
     if len(run.pages) != 1:
         return None
@@ -112,7 +112,7 @@ def job_again(run: PhaseRun) -> Job | None:
     settings = recorded_settings(run)
     settings["model"] = run.model.name if is_built_in else run.model.source
     settings["dtype"] = run.model.dtype
-    return Job(page, run.page.file, Settings(**settings))
+    return MeasurementJob(page, run.page.file, Settings(**settings))
 
 
 def measured_here(run: PhaseRun) -> bool:
@@ -126,7 +126,7 @@ def measured_here(run: PhaseRun) -> bool:
     return (run.device.host or run.device.name) == host_name()
 
 
-def pages_at(text: str) -> dict[str, Page]:
+def pages_at(text: str) -> dict[str, OfferedPage]:
     """A file, or all pages of a folder, by their names; raises `OcrPhasesError` for a folder
     without pages.
     """
@@ -249,9 +249,9 @@ class Form:
         samples = sorted(
             asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt"
         )
-        self.pages: dict[str, Page] = {path.stem: (str(path), None) for path in samples}
+        self.pages: dict[str, OfferedPage] = {path.stem: (str(path), None) for path in samples}
 
-    def offer(self, pages: Mapping[str, Page]) -> None:
+    def offer(self, pages: Mapping[str, OfferedPage]) -> None:
         """Put pages before those that are on offer; of one name the new one stays."""
         others = {name: page for name, page in self.pages.items() if name not in pages}
         self.pages = {**pages, **others}
@@ -280,7 +280,7 @@ class Form:
         groups = [*FormGroup]
         return sorted(fields, key=lambda field: groups.index(field["group"]))
 
-    def jobs(self, values: Mapping[str, Any]) -> list[Job]:
+    def jobs(self, values: Mapping[str, Any]) -> list[MeasurementJob]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong
         setting.
         """
@@ -296,7 +296,7 @@ class Form:
         jobs = []
         for name in values["pages"]:
             page, upload_name = self.pages[name]
-            jobs += [Job(page, upload_name, each) for each in settings]
+            jobs += [MeasurementJob(page, upload_name, each) for each in settings]
         return jobs
 
 

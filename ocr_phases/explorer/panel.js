@@ -462,7 +462,7 @@ class Panel extends View {
     if (read !== undefined) {
       first.replaceChildren(
         h("input", tick),
-        act(pinned ? "★" : "☆", "Pin as the baseline:", star),
+        act(pinned ? "★" : "☆", "Pin as the baseline", star),
       );
       page.replaceChildren(h("button.opx-name", { value, "data-ask": "show" }, name));
     }

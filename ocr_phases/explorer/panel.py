@@ -21,8 +21,8 @@ from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.form import (
     EAGER_ONLY,
     Form,
-    Job,
-    Page,
+    MeasurementJob,
+    OfferedPage,
     first_image,
     has_cuda,
     job_again,
@@ -77,7 +77,8 @@ from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import page_address, row_data
 from ocr_phases.view.overlay import MOST_OTHERS, overlaid_curves
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes, still_bundle
+from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes
+from ocr_phases.view.still_picture import still_bundle
 from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORD_SUFFIXES = (".json", ".json.gz")
@@ -471,7 +472,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
                 return row
         raise OcrPhasesError("This record is no longer listed: choose another one.")
 
-    def _offer(self, pages: Mapping[str, Page], chosen: list[str]) -> None:
+    def _offer(self, pages: Mapping[str, OfferedPage], chosen: list[str]) -> None:
         """Offer pages and choose some of them; what was said of others stays."""
         message = self.message
         self.form.offer(pages)
@@ -529,7 +530,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def _take_files(self, command: Command) -> None:
         """Take files: records are shown, all others are pages. What is refused is left out."""
-        pages: dict[str, Page] = {}
+        pages: dict[str, OfferedPage] = {}
         for name, data in command.files:
             with self._errors_shown(f"{name}: "):
                 if not name.endswith(_RECORD_SUFFIXES):
@@ -608,7 +609,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         self._spawn(self.measure([job], self.run), self._home)
 
     async def measure(
-        self, jobs: Sequence[Job] | None = None, before: PhaseRun | None = None
+        self, jobs: Sequence[MeasurementJob] | None = None, before: PhaseRun | None = None
     ) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error.
 
@@ -662,7 +663,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             if check.name == "interrupted":
                 self._say(f"Stopped: the record has {(check.measured or '').rstrip('.')}.")
 
-    async def _watched(self, job: Job) -> PhaseRun:
+    async def _watched(self, job: MeasurementJob) -> PhaseRun:
         """Measure, and show what is known meanwhile; raises what the measurement raises."""
         live = self.measuring
         future = asyncio.wrap_future(start(job, live))
@@ -750,13 +751,13 @@ def _head(record: RecordRow) -> Html:
     return fragment(*parts)
 
 
-def _next_steps(record: RecordRow) -> dict[str, Job]:
+def _next_steps(record: RecordRow) -> dict[str, MeasurementJob]:
     """What the panel can measure next of a record, by the button's words."""
     run = record.load()
     job = record.job or job_again(run)
     if job is None:
         return {}
-    steps: dict[str, Job] = {}
+    steps: dict[str, MeasurementJob] = {}
     repeats = max(8, 2 * len(run.repeats))
     if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
         settings = replace(job.settings, repeats=repeats)

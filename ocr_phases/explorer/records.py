@@ -20,7 +20,7 @@ from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.form import Job
+from ocr_phases.explorer.form import MeasurementJob
 from ocr_phases.files import save_new
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.run import PhaseRun
@@ -85,7 +85,7 @@ class RecordRow:
         file: Path | None = None,
         *,
         own: bool = True,
-        job: Job | None = None,
+        job: MeasurementJob | None = None,
     ) -> None:
         self.run = run
         self.file = file

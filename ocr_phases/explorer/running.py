@@ -23,13 +23,14 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.explorer.form import Job, first_image
+from ocr_phases.explorer.form import MeasurementJob, first_image
 from ocr_phases.families import FAMILIES
 from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
-from ocr_phases.view.data import boxes, curve_top, page_address, slowest_points
+from ocr_phases.view.curves import curve_top, slowest_points
+from ocr_phases.view.data import boxes, page_address
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -195,7 +196,7 @@ class Live:
 # -- the measuring thread --------------------------------------------------------------------------
 
 
-def start(job: Job, live: Live) -> Future[PhaseRun]:
+def start(job: MeasurementJob, live: Live) -> Future[PhaseRun]:
     """Measure in the thread, with the model kept from before if it is the same.
 
     The future raises what `run_inference` and loading raise, `Stopped` too.
@@ -206,7 +207,7 @@ def start(job: Job, live: Live) -> Future[PhaseRun]:
     return _THREAD.submit(_measure, job, live)
 
 
-def _measure(job: Job, live: Live) -> PhaseRun:
+def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
     from ocr_phases.measure.memory_fit import fit

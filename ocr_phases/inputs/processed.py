@@ -20,29 +20,31 @@ class ProcessedInputs:
 
     Attributes
     ----------
-    given
+    arguments
         What the processor made, by the names that the class takes: ``input_ids`` int64 [B, T],
         ``attention_mask`` int64 [B, T], pixels, grids and masks.
     image_token_id
-        The id that stands for one image token.
+        The id that stands for one image token; None where the checkpoint names none.
     start_positions
         The positions of the prompt's tokens, as the class computes them; None until it has.
     """
 
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     image_token_id: int | None
     start_positions: Tensor | None = field(default=None, repr=False)
 
     @property
     def input_ids(self) -> Tensor:
         """The ids of the prompts, int64 [B, T]."""
-        return self.given["input_ids"]
+        return self.arguments["input_ids"]
 
     @property
     def attention_mask(self) -> Tensor:
         """1 for each token that may be seen, int64 [B, T]."""
-        mask = self.given.get("attention_mask")
-        return torch.ones_like(self.input_ids) if mask is None else mask
+        mask = self.arguments.get("attention_mask")
+        if mask is None:
+            mask = torch.ones_like(self.input_ids)
+        return mask
 
     @property
     def images_seq_mask(self) -> Tensor:
@@ -57,16 +59,21 @@ class ProcessedInputs:
         return None
 
     def followed_by(self, tokens: Tensor) -> ProcessedInputs:
-        """The same prompts with text ``tokens``, int64 [B, N], behind them."""
-        given = dict(self.given)
-        given["input_ids"] = torch.cat([self.input_ids, tokens], dim=1)
-        new = tokens.shape[1]
-        for name, value in self.given.items():
-            if name == "attention_mask":
-                given[name] = nn.functional.pad(value, (0, new), value=1)
-            elif name != "input_ids" and _is_per_token(value, self.input_ids):  # text has 0
-                given[name] = nn.functional.pad(value, (0, new))
-        return ProcessedInputs(given, self.image_token_id)
+        """The same prompts with text ``tokens``, int64 [B, N], behind them.
+
+        What has a mark for each token gets 0 for them, which is text. The class computes the
+        positions anew.
+        """
+        new_count = tokens.shape[1]
+        longer = dict(self.arguments)
+        for name, value in self.arguments.items():
+            if name == "input_ids":
+                longer[name] = torch.cat([value, tokens], dim=1)
+            elif name == "attention_mask":
+                longer[name] = nn.functional.pad(value, (0, new_count), value=1)
+            elif _is_per_token(value, self.input_ids):
+                longer[name] = nn.functional.pad(value, (0, new_count), value=0)
+        return ProcessedInputs(longer, self.image_token_id)
 
 
 def _is_per_token(value: Any, ids: Tensor) -> bool:
@@ -80,16 +87,18 @@ class ProcessedPages:
 
     Attributes
     ----------
-    on_cpu
-        The inputs on the CPU.
+    inputs
+        What the processor made, on the CPU.
     presets
-        How each page of the batch was cut, in row order; ``views_per_row`` of them for each row.
-        Nobody knows more of it than the processor.
+        How each page of the batch was cut, in the order of the rows. Only the processor knows how
+        it cuts, so they name it and have no sizes.
+    views_per_row
+        How many of the pages each row has.
     prompts
         The prompts, without the template around them.
     """
 
-    on_cpu: ProcessedInputs
+    inputs: ProcessedInputs
     presets: tuple[Preset, ...]
     views_per_row: tuple[int, ...]
     prompts: tuple[str, ...]
@@ -97,16 +106,19 @@ class ProcessedPages:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> ProcessedInputs:
         """The batch on ``device``, with pixels in ``dtype``."""
         moved = {}
-        for name, value in self.on_cpu.given.items():
-            if isinstance(value, Tensor):
-                value = value.to(device, dtype if value.is_floating_point() else None)
-            moved[name] = value
-        return ProcessedInputs(moved, self.on_cpu.image_token_id)
+        for name, value in self.inputs.arguments.items():
+            if not isinstance(value, Tensor):
+                moved[name] = value
+            elif value.is_floating_point():
+                moved[name] = value.to(device, dtype)
+            else:
+                moved[name] = value.to(device)  # ids, masks and grids stay whole numbers
+        return ProcessedInputs(moved, self.inputs.image_token_id)
 
     @property
     def input_ids(self) -> Tensor:
         """The ids of the prompts, int64 [B, T]."""
-        return self.on_cpu.input_ids
+        return self.inputs.input_ids
 
     @property
     def batch_size(self) -> int:
@@ -121,23 +133,25 @@ class ProcessedPages:
     @property
     def padded(self) -> bool:
         """Whether any row is shorter than the longest."""
-        return not bool(self.on_cpu.attention_mask.all())
+        return not bool(self.inputs.attention_mask.all())
 
     @property
     def image_tokens(self) -> tuple[int | None, ...]:
         """Image tokens of each row; None where the checkpoint does not name the token for them."""
-        if not bool(self.on_cpu.images_seq_mask.any()):
+        is_image = self.inputs.images_seq_mask
+        if not bool(is_image.any()):
             return (None,) * self.batch_size
-        return tuple(self.on_cpu.images_seq_mask.sum(dim=1).tolist())
+        return tuple(is_image.sum(dim=1).tolist())
 
     @property
     def text_tokens(self) -> tuple[int | None, ...]:
         """Text tokens of each row, padding not; None where image tokens are not known."""
-        if not bool(self.on_cpu.images_seq_mask.any()):
+        is_image = self.inputs.images_seq_mask
+        if not bool(is_image.any()):
             return (None,) * self.batch_size
-        inputs = self.on_cpu
-        real = inputs.attention_mask.sum(dim=1) - inputs.images_seq_mask.sum(dim=1)
-        return tuple(real.tolist())
+        tokens = self.inputs.attention_mask.sum(dim=1)
+        text_tokens = tokens - is_image.sum(dim=1)
+        return tuple(text_tokens.tolist())
 
 
 #: What a request is packed into, on the CPU.

@@ -22,7 +22,8 @@ from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
 from ocr_phases.inputs.packing import pack
 from ocr_phases.inputs.processed import ModelInputs, PackedPages
-from ocr_phases.inputs.views import Pages, make_views
+from ocr_phases.inputs.rows import Pages
+from ocr_phases.inputs.views import make_views
 from ocr_phases.measure.kernels import check_kernels, kernel_view
 from ocr_phases.measure.live_checks import (
     Afterwards,

@@ -26,7 +26,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, ViewSizes, windowed_length
 from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.images import load_page
-from ocr_phases.inputs.views import Pages, image_token_count
+from ocr_phases.inputs.rows import Pages
+from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.models.dummies import BUILT_IN_PRESET, dummy_config
 from ocr_phases.models.folders import read_json

@@ -18,7 +18,7 @@ from ocr_phases.families import (
     Preset,
     ViewSizes,
 )
-from ocr_phases.inputs.views import Page, Pages, make_rows
+from ocr_phases.inputs.rows import Page, Pages, make_rows
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import (

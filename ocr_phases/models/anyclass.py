@@ -135,7 +135,7 @@ class AnyInterface:
 
     def _given(self, inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
         """What the processor made of a page, with the positions that ``generate()`` begins with."""
-        given = dict(inputs.given)
+        given = dict(inputs.arguments)
         if "position_ids" in self.takes:
             if inputs.start_positions is None:
                 inputs.start_positions = model._prepare_position_ids_for_generation(
@@ -147,7 +147,7 @@ class AnyInterface:
 
     def generate_arguments(self, inputs: Any) -> dict[str, Any]:
         """The keyword arguments of ``model.generate()``: what the processor made."""
-        return dict(inputs.given)
+        return dict(inputs.arguments)
 
     def carried_from_prefill(self, model: Any, inputs: Any, out: Any) -> Carried:
         """What the first step needs beside the cache."""

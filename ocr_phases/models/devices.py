@@ -345,7 +345,9 @@ def resolve_device(device: str) -> str:
         )
     if not torch.cuda.is_available():
         raise SettingError(
-            "device", f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
+            "device",
+            f"Device {device} was asked for, but torch sees no CUDA GPU here (its CPU build never "
+            "does): use device cpu.",
         )
     count = torch.cuda.device_count()
     if int(match[1] or 0) >= count:

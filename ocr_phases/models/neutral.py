@@ -219,7 +219,7 @@ class NeutralPacker:
         if "mm_token_type_ids" in self._takes:
             given["mm_token_type_ids"] = (given["input_ids"] == self.image_token_id).long()
         return ProcessedPages(
-            on_cpu=ProcessedInputs(given, self.image_token_id),
+            inputs=ProcessedInputs(given, self.image_token_id),
             presets=(Preset(PROCESSOR, base_size=0, image_size=0, crops=False),) * len(images),
             views_per_row=(1,) * len(images),
             prompts=tuple(prompts),

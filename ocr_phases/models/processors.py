@@ -326,7 +326,7 @@ class PagePacker:
         given = process(self.processor, rows, prompts)
         preset = Preset(PROCESSOR, base_size=0, image_size=0, crops=False)
         return ProcessedPages(
-            on_cpu=ProcessedInputs(given, self.image_token_id),
+            inputs=ProcessedInputs(given, self.image_token_id),
             presets=(preset,) * len(images),
             views_per_row=tuple(len(row) for row in rows),
             prompts=tuple(prompts),

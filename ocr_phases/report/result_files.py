@@ -62,7 +62,7 @@ MAX_CROP_PAGES = 20
 """How often all crops of one output together may cover the page, at most."""
 
 Point = tuple[float, float]
-Pages = Image.Image | None | Sequence[Image.Image | None]
+PageImages = Image.Image | None | Sequence[Image.Image | None]
 
 #: The label of the regions that are cut out of the page.
 _PICTURE = "image"
@@ -290,7 +290,7 @@ def _middle(points: Sequence[Point]) -> Point:
 
 
 def write_artifacts(
-    folder: Path, page: Pages, text: str, family: str | None = None, *, overwrite: bool = False
+    folder: Path, page: PageImages, text: str, family: str | None = None, *, overwrite: bool = False
 ) -> list[Path]:
     """Write the files of one output into `folder` and return their paths, result.mmd (or .md)
     first, then the text with its marks, as the model wrote it.

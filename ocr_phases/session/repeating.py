@@ -12,7 +12,7 @@ import msgspec
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page
 from ocr_phases.images import describe_page, load_page
-from ocr_phases.inputs.views import Page
+from ocr_phases.inputs.rows import Page
 from ocr_phases.measure.record_parts import page_id
 from ocr_phases.measure.request import recorded_settings
 from ocr_phases.models.load import AT_HAND, BUILT_IN

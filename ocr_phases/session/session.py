@@ -17,7 +17,7 @@ from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, Interrupted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.processed import PackedPages, ProcessedInputs, ProcessedPages
-from ocr_phases.inputs.views import Pages
+from ocr_phases.inputs.rows import Pages
 from ocr_phases.measure.cells import Cell, CellOutcome, ModelChanges
 from ocr_phases.measure.loaded_model import LoadedModel
 from ocr_phases.measure.measurement import Measurement, execution

@@ -40,7 +40,7 @@ _KEYS = 0.5
 #: A part of a bar: where it starts, how long it is, its colour.
 Piece = tuple[float, float, Any]
 #: A bar: its name, its pieces, and words at the right end of the axes.
-Row = tuple[str, Sequence[Piece], str]
+ChartBar = tuple[str, Sequence[Piece], str]
 
 
 def new_figure(
@@ -166,7 +166,7 @@ def name_axis(axis: Axis, label: str, unit: str = "ms") -> None:
     axis.set_label_text(label)
 
 
-def hbars(axes: Axes, rows: Sequence[Row]) -> None:
+def hbars(axes: Axes, rows: Sequence[ChartBar]) -> None:
     """Horizontal bars from above, between their names and words.
 
     A piece of `FAINT` is hollow; an outline keeps one in sight that is as thin as itself.
@@ -190,7 +190,7 @@ def hbars(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def bar_charts(
-    charts: Sequence[tuple[str, Sequence[Row], str]],
+    charts: Sequence[tuple[str, Sequence[ChartBar], str]],
     ax: Axes | None = None,
     keys: Sequence[Artist] = (),
 ) -> tuple[Figure, list[Axes]]:

@@ -15,7 +15,7 @@ from ocr_phases.record import Record
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_overview import head_html
 from ocr_phases.show.section import Section
-from ocr_phases.show.web import Html, badge, element, fold, fragment, note
+from ocr_phases.show.web import Html, badge, breakable_path, element, fold, fragment, note
 
 _CHECKS = ["check", "verdict", "expected", "measured"]
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
@@ -82,5 +82,7 @@ def references_section(rows: Sequence[Mapping[str, Any]] | None) -> Section:
         sentence = "Records do not contain source lines; verify shows them when it measures."
         return Section(note(sentence))
     table = pd.DataFrame(rows, columns=_REFERENCES).astype({"line": "Int64"})
+    for column in ("file", "symbol"):
+        table[column] = [breakable_path(str(path)) for path in table[column]]
     caption = "Source lines of the measured code"
     return Section(table_html(table, caption=caption, classes="op-paths"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.compared_metrics import EQUAL, EQUIVALENT
+from ocr_phases.analyse.compared_metrics import EQUIVALENT, EXACTLY_EQUAL
 from ocr_phases.analyse.comparison import ComparedRecords, in_units
 from ocr_phases.analyse.comparison_words import STATISTICS
 from ocr_phases.show.comparison_plots import LONGEST_LABEL, UNJUDGED, metric_name
@@ -13,7 +13,7 @@ from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_overview import head_html
 from ocr_phases.show.section import Bundle, Section, bundle
 from ocr_phases.show.terminal_table import table_text
-from ocr_phases.show.web import MISSING, Html, fold, preformatted, printable
+from ocr_phases.show.web import NOT_AVAILABLE, Html, fold, preformatted, printable
 from ocr_phases.text import plain
 
 
@@ -33,7 +33,7 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     highs = shown.pop("ratio_high")
     intervals = [_interval(low, high) for low, high in zip(lows, highs, strict=True)]
     shown.insert(list(shown.columns).index("ratio") + 1, "interval", intervals)
-    is_unsure = table["verdict"].isin((EQUAL, EQUIVALENT, *UNJUDGED))
+    is_unsure = table["verdict"].isin((EXACTLY_EQUAL, EQUIVALENT, *UNJUDGED))
     return table_html(
         shown,
         caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
@@ -47,7 +47,7 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
 def _interval(low: float, high: float) -> str:
     """The interval of a ratio with three digits that count, so that a thirtieth has them, too."""
     if np.isnan(low):
-        return MISSING
+        return NOT_AVAILABLE
     decimals = 3 if low >= 0.0995 else 4
     return f"{low:.{decimals}f} to {high:.{decimals}f}"
 

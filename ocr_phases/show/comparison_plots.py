@@ -17,7 +17,7 @@ from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.stages import prefill_stages, stage_table, step_table
 from ocr_phases.record import Record
 from ocr_phases.show.axes import (
-    Row,
+    ChartBar,
     bar_charts,
     figure_of,
     legend_below,
@@ -100,7 +100,7 @@ def plot_prefill_stages(
         colours[others] = REST
     times[_BETWEEN_STAGES] = (whole - times.sum(axis="columns")).clip(lower=0.0)
     colours[_BETWEEN_STAGES] = FAINT
-    bars: list[Row] = []
+    bars: list[ChartBar] = []
     for run, label, ms, lengths in zip(known, known_labels, whole, times.to_numpy(), strict=True):
         pieces = stacked(zip(lengths, colours.values(), strict=True))
         words = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"

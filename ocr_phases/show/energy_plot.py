@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.energy import phase_energy_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
-from ocr_phases.show.axes import Row, bar_charts, sentence_figure, stacked
+from ocr_phases.show.axes import ChartBar, bar_charts, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
 from ocr_phases.text import digits_text, percent_text
 
@@ -39,7 +39,7 @@ def plot_phase_energy(run: Record, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
-def _phase_bar(phase: dict[Hashable, Any]) -> Row:
+def _phase_bar(phase: dict[Hashable, Any]) -> ChartBar:
     """The bar of a row of `phase_energy_table`."""
     joules = phase["joules"]
     idle_joules = 0.0

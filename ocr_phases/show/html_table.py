@@ -15,7 +15,7 @@ import pandas as pd
 
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
-from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
+from ocr_phases.show.web import NOT_AVAILABLE, Html, block, element, fragment, note, printable
 from ocr_phases.stages import stage_title
 from ocr_phases.text import bytes_text, digits_text, percent_text
 
@@ -45,6 +45,9 @@ _COLUMN_HEADINGS: dict[str, Heading] = {
     "others": ("other programs", "%"),
     "steal": ("taken by the hypervisor", "%"),
     "busy_ms": ("GPU busy", "ms"),
+    "idle_after_sync": ("idle after host syncs", "%"),
+    "queue_ms": ("between kernels", "ms"),
+    "of_floor": ("floor / busy", "%"),
     "of_busy": ("share of GPU busy time", "%"),
     "by": ("found by", ""),
     "through": ("inner operator", ""),
@@ -187,7 +190,7 @@ def table_html(
     if len(shown):
         shown = shown.drop(columns=_silent_columns(shown, keep_missing=missing is not None))
     if shown.isna().any(axis=None):
-        caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
+        caption = f"{caption} ({NOT_AVAILABLE}: {missing or 'not measured'})"
     if len(shown) < len(table):
         cut = f"The first {len(shown):,} of {len(table):,} rows are shown."
         caption = fragment(caption, ". ", cut) if caption else cut
@@ -274,7 +277,7 @@ def _cells(column: Column, values: pd.Series) -> list[TableCell]:
 def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
     numeric = column.numeric
     if pd.isna(value) or value in (math.inf, -math.inf):
-        return TableCell(MISSING, numeric)
+        return TableCell(NOT_AVAILABLE, numeric)
     if numeric:
         number = float(value)
         return TableCell(_number_text(number, column.unit), numeric, sort_value=repr(number))
@@ -289,7 +292,11 @@ def _with_marks(cells: Sequence[TableCell], marks: Iterable[str]) -> list[TableC
     """The cells with the word of each row behind what they show."""
     marked = []
     for cell, mark in zip(cells, marks, strict=False):
-        marked.append(replace(cell, text=f"{cell.text} {mark}") if mark else cell)
+        if mark:
+            cell = replace(
+                cell, text=fragment(f"{cell.text} ", element("span", mark, class_="op-mark"))
+            )
+        marked.append(cell)
     return marked
 
 

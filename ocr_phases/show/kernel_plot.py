@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
 from ocr_phases.analyse.stages import stages_of
 from ocr_phases.record import Record
-from ocr_phases.show.axes import Row, bar_charts, sentence_figure, stacked
+from ocr_phases.show.axes import ChartBar, bar_charts, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
 from ocr_phases.show.stage_rows import SMALL_SHARE, in_prefill_order
 from ocr_phases.text import percent_text
@@ -43,9 +43,9 @@ def plot_kernels(run: Record) -> Figure:
     return figure
 
 
-def _stage_bars(stages: pd.DataFrame) -> list[Row]:
+def _stage_bars(stages: pd.DataFrame) -> list[ChartBar]:
     """A bar for each row of `stage_verdict`."""
-    bars: list[Row] = []
+    bars: list[ChartBar] = []
     for stage in stages.to_dict("records"):
         wall_ms = stage["wall_ms"]
         busy_ms = min(stage["busy_ms"], wall_ms)

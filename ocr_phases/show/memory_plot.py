@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ocr_phases.record import Record
-from ocr_phases.show.axes import Row, hbars, lines, name_axis, new_figure, sentence_figure
+from ocr_phases.show.axes import ChartBar, hbars, lines, name_axis, new_figure, sentence_figure
 from ocr_phases.show.colours import FAINT, GREEN, PHASE_COLOURS
 from ocr_phases.text import bytes_text
 
@@ -53,9 +53,9 @@ def _cache_title(run: Record) -> str:
     return f"KV cache: {', '.join(ends)}"
 
 
-def _peak_bars(peaks: dict[str, list[int]], weights: int | None) -> list[Row]:
+def _peak_bars(peaks: dict[str, list[int]], weights: int | None) -> list[ChartBar]:
     """A bar for the peak of each phase and one for the weights; none for what has no bytes."""
-    bars: list[Row] = []
+    bars: list[ChartBar] = []
     for phase, of_repeats in peaks.items():
         peak = max(of_repeats)
         if peak:

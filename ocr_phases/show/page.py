@@ -19,7 +19,7 @@ from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import NO_PAGE, Record
-from ocr_phases.show.axes import Row, bar_charts, figure_of, sentence_figure, style_axes
+from ocr_phases.show.axes import ChartBar, bar_charts, figure_of, sentence_figure, style_axes
 from ocr_phases.show.boxes import (
     LABEL_OPACITY,
     TIME_OPACITY,
@@ -158,7 +158,7 @@ def plot_region_types(run: Record, row: int = 0, *, ax: Axes | None = None) -> F
     return figure
 
 
-def _type_bar(kind: dict[Hashable, Any]) -> Row:
+def _type_bar(kind: dict[Hashable, Any]) -> ChartBar:
     """The bar of a row of `type_table`."""
     label = str(kind["label"])
     name = printable(label).replace("_", " ")

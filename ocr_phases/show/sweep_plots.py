@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.sweep_table import LOADED, cell_name
 from ocr_phases.record import Record
-from ocr_phases.show.axes import Row, bar_charts, figure_of, sentence_figure, stacked
+from ocr_phases.show.axes import ChartBar, bar_charts, figure_of, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
 from ocr_phases.show.comparison_plots import plot_prefill_stages
 from ocr_phases.show.curves import curves_of_table, decode_curves
@@ -80,10 +80,10 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def plot_floors(table: pd.DataFrame) -> Figure:
     """Prefill and decode step of each cell in ms, with the part that the hardware needs anyway."""
     table = _longest(table.dropna(subset=["prefill_floor_ms"]))
-    charts: list[tuple[str, list[Row], str]] = []
+    charts: list[tuple[str, list[ChartBar], str]] = []
     for title, (column, floor) in _FLOORS.items():
         known = table.dropna(subset=[column, floor])
-        bars: list[Row] = []
+        bars: list[ChartBar] = []
         for name, ms, floor_ms in zip(_row_names(known), known[column], known[floor], strict=True):
             words = f"{ms_text(ms)}, {times_text(ms / floor_ms)} its floor"
             bars.append((name, stacked([(floor_ms, GREEN), (ms - floor_ms, FAINT)]), words))

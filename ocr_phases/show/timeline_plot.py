@@ -10,7 +10,7 @@ from matplotlib.transforms import offset_copy
 
 from ocr_phases.analyse.stages import typical_repeat
 from ocr_phases.record import PHASES, Record, is_whole_phase
-from ocr_phases.show.axes import Row, bar_charts, sentence_figure
+from ocr_phases.show.axes import ChartBar, bar_charts, sentence_figure
 from ocr_phases.show.colours import INK, MUTED, ORANGE, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.stage_rows import SMALL_SHARE, with_names
 from ocr_phases.text import count_text, ms_text
@@ -79,7 +79,7 @@ def named_spans(spans: pd.DataFrame) -> pd.DataFrame:
     return with_names(spans).assign(colour=colours, outermost=_outermost(spans))
 
 
-def _stage_lanes(drawn: pd.DataFrame) -> list[Row]:
+def _stage_lanes(drawn: pd.DataFrame) -> list[ChartBar]:
     """A lane for each stage, in the order in which they begin; whole phases are left out."""
     stages = drawn[~is_whole_phase(drawn)].sort_values("drawn_ms")
     return [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
@@ -162,7 +162,7 @@ def _break_axis(axes: Axes, breaks: list[float]) -> None:
             stroke.set(color=INK, markeredgewidth=1.1, clip_on=False, in_layout=False)
 
 
-def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
+def _phase_lanes(spans: pd.DataFrame) -> list[ChartBar]:
     """A lane a phase: its outermost spans."""
     calls = spans[spans["outermost"]]
     known = [phase for phase in PHASES if (calls["phase"] == phase).any()]
@@ -182,7 +182,7 @@ def _phase_names(spans: pd.DataFrame) -> list[str]:
     return spans["phase"].mask(waits, "first token").unique().tolist()
 
 
-def _lane(name: str, spans: pd.DataFrame) -> Row:
+def _lane(name: str, spans: pd.DataFrame) -> ChartBar:
     """Spans as a bar, each where it lies, and their sum."""
     pieces = list(zip(spans["drawn_ms"], spans["device_ms"], spans["colour"], strict=True))
     return name, pieces, ms_text(spans["device_ms"].sum())

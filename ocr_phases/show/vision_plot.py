@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.stages import spread_names, stage_table, stages_of
 from ocr_phases.record import Record
-from ocr_phases.show.axes import Row, bar_charts, sentence_figure
+from ocr_phases.show.axes import ChartBar, bar_charts, sentence_figure
 from ocr_phases.show.colours import FAINT, INK, REST
 from ocr_phases.show.stage_rows import SMALL_SHARE, in_prefill_order
 from ocr_phases.stages import stage_colour
@@ -63,10 +63,10 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
-def _stage_bars(run: Record, stages: pd.DataFrame, whole_ms: float) -> list[Row]:
+def _stage_bars(run: Record, stages: pd.DataFrame, whole_ms: float) -> list[ChartBar]:
     """A bar for each stage of a prefill of ``whole_ms``, for the small ones, and for the rest."""
     is_large = stages["device_ms"] >= SMALL_SHARE * whole_ms
-    bars: list[Row] = []
+    bars: list[ChartBar] = []
     for stage in stages[is_large].to_dict("records"):
         ms = stage["device_ms"]
         bars.append(_bar(stage["name"], ms, stage_colour(stage["stage"]), whole_ms))
@@ -81,7 +81,7 @@ def _stage_bars(run: Record, stages: pd.DataFrame, whole_ms: float) -> list[Row]
     return bars
 
 
-def _bar(name: str, ms: float, colour: str, whole_ms: float) -> Row:
+def _bar(name: str, ms: float, colour: str, whole_ms: float) -> ChartBar:
     """A bar of one piece, with its time and its share of the prefill."""
     share = percent_text(ms / whole_ms if whole_ms else None)
     return name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({share})"

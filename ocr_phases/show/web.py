@@ -23,7 +23,7 @@ from PIL.Image import Image, Resampling
 from ocr_phases.images import image_file
 from ocr_phases.text import bytes_text, ms_text, plain
 
-MISSING = "n/a"
+NOT_AVAILABLE = "n/a"
 #: Pixels a CSS pixel, for screens of high density.
 SHARPNESS = 2
 #: CSS pixels of a page's picture.
@@ -95,6 +95,14 @@ def fragment(*content: object) -> Html:
     `element`.
     """
     return Html("".join(escape(_safe(value)) for value in content))
+
+
+def breakable_path(path: str) -> Html:
+    """The path of a file or the dotted name of an object, which may break after a slash, a dot or
+    an underscore.
+    """
+    pieces = re.split(r"(?<=[/._])", _safe(path))
+    return Html("<wbr>".join(escape(piece) for piece in pieces))
 
 
 def _safe(value: object) -> str:
@@ -187,7 +195,7 @@ def _fact(name: str, value: Any) -> str:
         between = "; " if any(isinstance(item, Mapping) for item in value) else ", "
         return between.join(_fact(name, item) for item in value)
     if value is None:
-        return MISSING
+        return NOT_AVAILABLE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +48,7 @@ from ocr_phases.steps.forwards import (
 )
 from ocr_phases.steps.graphs import capture, capture_call, tensors_in, waits_for_device
 from ocr_phases.steps.phases import DecodeState
-from ocr_phases.steps.preparing import announce, timed_preparation
+from ocr_phases.steps.preparing import announce, compiling, timed_preparation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -281,20 +279,13 @@ class StaticStep:
 
     def _compile_with(self, run: Run) -> None:
         """Let the compiler make the step for all lengths, which the first call of it does."""
-        from torch._inductor import codecache  # as long to import as torch is
-
-        made_from = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
-        # An empty file that says this step was compiled before. It lies beside what the compiler
-        # keeps, so that both go together.
-        note = Path(codecache.cache_dir(), sha256(made_from.encode()).hexdigest())
-        if note.exists():
-            announce("compiling the decode step: about 10 s, compiled before")
-        else:
-            announce("compiling the decode step: about 80 s, 10 s the next time")
-        with tuned_kernels(self.device), timed_preparation(self.device) as preparation:
+        made_from = f"{self._mask.shape} {self.model.config}"
+        with (
+            tuned_kernels(self.device),
+            compiling("the decode step", self.device, made_from) as preparation,
+        ):
             run()
         self.setup.compile_ms = preparation.ms
-        note.touch()
 
     def uncaptured(self, prompt_len: int) -> Run:
         """The step as it was before it was captured: a call starts it kernel by kernel.

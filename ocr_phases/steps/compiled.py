@@ -27,7 +27,7 @@ from ocr_phases.steps.forwards import (
     replaced_forwards,
 )
 from ocr_phases.steps.graphs import capture_call, tensors_in, waits_for_device
-from ocr_phases.steps.preparing import announce, timed_preparation
+from ocr_phases.steps.preparing import compiling
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -162,6 +162,7 @@ class CompiledVision(ForwardsByShape):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self._config = model.config
         self._encoders = vision_encoders(model)
         super().__init__(self._encoders, KEPT_SHAPES)
         self._methods_on_cuda: dict[nn.Module, Forward] = {}
@@ -176,7 +177,6 @@ class CompiledVision(ForwardsByShape):
         """What runs for one shape."""
         pixels = tensors_in(args, options)[0]
         sizes = " × ".join(map(str, pixels.shape))
-        announce(f"compiling {stage_title(name)} for {sizes} inputs")
         parts = compiled_parts(self._encoders[name])
         on_cuda = pixels.device.type == "cuda"
         methods = self._methods_on_cuda if on_cuda else {}
@@ -191,7 +191,8 @@ class CompiledVision(ForwardsByShape):
             ):
                 return forward(*args, **options)
 
-        with timed_preparation(pixels.device) as preparation:
+        what = f"{stage_title(name)} for {sizes} inputs"
+        with compiling(what, pixels.device, f"{what} {self._config}") as preparation:
             run(*args, **options)
         if on_cuda and not waits_for_device(run, *args, **options):
             return MadeForward(capture_call(run, *args, **options), preparation.ms)

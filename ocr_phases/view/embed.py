@@ -28,8 +28,8 @@ from ocr_phases.view.scripts import VIEW_SCRIPT
 #: The MIME type of the block in an executed notebook: only a report of this package reads it.
 VIEW_TYPE = "application/vnd.ocr-phases.view"
 _COMMENT = re.compile(r"^ *(/\*.*?\*/|//[^\n]*)\n", re.DOTALL | re.MULTILINE)
-#: Columns that are long and even: they are written as runs.
-_RUNS = ("step", "cache_len", "region", "probability", "ms")
+#: Columns that are long and may go on evenly, so that `packed` makes them short.
+_EVEN_COLUMNS = ("step", "cache_len", "region", "probability", "ms")
 _SHORTEST_RUN = 3
 
 
@@ -57,9 +57,7 @@ def view_block(run: Record) -> Html:
 
     Without scripts, and in print, the pictures are what is seen.
     """
-    # Two records in one notebook must not find each other's page.
-    pages = "".join(page.sha256 for page in run.pages)
-    record = hashlib.sha256(f"{run.created}{run.model.name}{pages}".encode()).hexdigest()[:8]
+    record = _record_key(run)
     parts = []
     rows = []
     for row in rows_shown(run):
@@ -74,7 +72,7 @@ def view_block(run: Record) -> Html:
                 page["picture"] = f"op-page-{record}-{row}-{place}"
                 parts.append(page_heading(place, len(numbers)))
                 parts.append(svg_pictures(image, run, row, place, page["picture"]))
-        for name in _RUNS:
+        for name in _EVEN_COLUMNS:
             data[name] = packed(data[name])
         rows.append(data)
     static = element("div", *parts, class_="opv-static")
@@ -84,39 +82,54 @@ def view_block(run: Record) -> Html:
     return element("div", static, data_block, class_="opv-report")
 
 
+def _record_key(run: Record) -> str:
+    """Eight letters for a record, so that two of one notebook do not find each other's page."""
+    pages = "".join(page.sha256 for page in run.pages)
+    name = f"{run.created}{run.model.name}{pages}"
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
 def packed(values: list[Any]) -> list[Any] | dict[str, list[list[Any]]]:
     """A column as runs of ``[first, step, length]``, where that is shorter; lossless.
 
+    Examples
+    --------
     >>> packed([5, 6, 7, 8, None, None, None, None, None, 2])
     {'runs': [[5, 1, 4], [None, 0, 5], [2, 0, 1]]}
     """
     runs: list[list[Any]] = []
-    at = 0
-    while at < len(values):
-        run = _run_at(values, at)
-        runs.append(run)
-        at += run[2]
-    if 3 * len(runs) < len(values):
+    start = 0
+    while start < len(values):
+        step, length = _run_from(values, start)
+        runs.append([values[start], step, length])
+        start += length
+    if 3 * len(runs) < len(values):  # a run is written as three values
         return {"runs": runs}
     return values
 
 
-def _run_at(values: list[Any], at: int) -> list[Any]:
-    """The run that begins at a place; a value alone where what follows it does not go on evenly."""
-    first = values[at]
-    alone = [first, 0, 1]
-    if at + 1 == len(values):
+def _run_from(values: list[Any], start: int) -> tuple[int, int]:
+    """By how much the run grows that begins at a place, and how long it is; a run of one value
+    where what follows does not go on evenly.
+    """
+    alone = (0, 1)
+    if start + 1 == len(values):
         return alone
-    step = _step(first, values[at + 1])
+    first = values[start]
+    step = _step(first, values[start + 1])
     if step is None:
         return alone
     length = 2
-    while at + length < len(values):
-        expected = first + step * length if step else first
-        if values[at + length] != expected:
+    while start + length < len(values):
+        expected = first
+        if step != 0:  # what does not grow need not be a number
+            expected = first + step * length
+        if values[start + length] != expected:
             break
         length += 1
-    return [first, step, length] if length >= _SHORTEST_RUN else alone
+    if length < _SHORTEST_RUN:
+        return alone
+    return step, length
 
 
 def _step(first: Any, second: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, TypeGuard
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
 from ocr_phases.show.web import printable
 from ocr_phases.text import ms_text
-from ocr_phases.view.data import curve_top, slowest_points
+from ocr_phases.view.curves import curve_top, slowest_points
 
 #: A drawing of more curves than these, and that of the record itself, cannot be read.
 MOST_OTHERS = 5
@@ -34,13 +34,19 @@ class OverlaidCurve(TypedDict):
 
 def check_others(others: object) -> None:
     """Raise `OcrPhasesError` unless these are records, and no more than `MOST_OTHERS`."""
-    if not isinstance(others, list | tuple) or not all(isinstance(one, Record) for one in others):
+    if not _are_records(others):
         raise OcrPhasesError("others takes a list of records, such as others=[run].")
     if len(others) > MOST_OTHERS:
         raise OcrPhasesError(
             f"others has {len(others)} records: give at most {MOST_OTHERS}, because more curves "
             "cannot be told apart."
         )
+
+
+def _are_records(values: object) -> TypeGuard[Sequence[Record]]:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(isinstance(value, Record) for value in values)
 
 
 def overlaid_curves(
@@ -69,18 +75,24 @@ def overlaid_curves(
     if not others:
         return []
     records = [run, *others[:MOST_OTHERS]]
-    return [
-        _curve(record, min(row, len(record.results) - 1), name)
-        for record, name in zip(records, names or run_labels(records), strict=True)
-    ]
+    if not names:
+        names = run_labels(records)
+    curves = []
+    for record, name in zip(records, names, strict=True):
+        last_row = len(record.results) - 1
+        curves.append(_curve(record, min(row, last_row), name))
+    return curves
 
 
 def _curve(run: Record, row: int, name: str) -> OverlaidCurve:
     times = tokens_of(run, row)["device_ms"].reset_index(drop=True)
-    median_ms = summary(run)["inter_token_ms"]  # n/a where tokens have no times of their own
+    median_ms = summary(run)["inter_token_ms"]
+    median = ""  # where tokens have no times of their own
+    if median_ms is not None and not pd.isna(median_ms):
+        median = f"median {ms_text(median_ms)}"
     return OverlaidCurve(
         name=printable(name, _LONGEST_NAME),
-        median="" if median_ms is None or pd.isna(median_ms) else f"median {ms_text(median_ms)}",
+        median=median,
         points=slowest_points(times, len(times), _MOST_POINTS),
         tokens=len(times),
         top=curve_top(times.dropna()),

@@ -5,14 +5,21 @@ from __future__ import annotations
 from PIL import Image
 
 from ocr_phases.record import Record
-from ocr_phases.show.boxes import MOST_BOXES, boxes_sentence, place_tags, type_colour
+from ocr_phases.show.boxes import (
+    MOST_BOXES,
+    DrawnBox,
+    Tag,
+    boxes_sentence,
+    place_tags,
+    type_colour,
+)
 from ocr_phases.show.page import MarkedPage, marked_pages
 from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 
-_WIDTH = (
-    1_040  # pixels of the embedded page, which is shown at half of it and magnified by a reader
-)
-_SHOWN = 520
+#: Pixels of the embedded page, of which a reader sees half as many until they magnify it.
+_WIDTH = 1_040
+_SHOWN_WIDTH = 520
+_TALLEST = 6  # of a page: its height in widths
 _FONT = "DejaVu Sans, Verdana, sans-serif"
 
 
@@ -21,7 +28,7 @@ def svg_pictures(image: Image.Image, run: Record, row: int, page: int, name: str
 
     The page itself is in the first, as an element with ``name`` as its id; the others refer to it.
     """
-    small, jpeg = jpeg_file(image, _WIDTH, 6 * _WIDTH)
+    small, jpeg = jpeg_file(image, _WIDTH, _TALLEST * _WIDTH)
     width, height = small.size
     address = data_address(jpeg, "image/jpeg")
     ground = element("image", id=name, href=address, width=width, height=height)
@@ -35,7 +42,7 @@ def svg_pictures(image: Image.Image, run: Record, row: int, page: int, name: str
             class_="op-image",
             role="img",
             aria_label=marked.caption,
-            style=f"width:{_SHOWN}px",
+            style=f"width:{_SHOWN_WIDTH}px",
         )
         caption = element("figcaption", marked.caption)
         figures.append(element("figure", drawing, caption, class_="op-picture"))
@@ -46,42 +53,50 @@ def svg_pictures(image: Image.Image, run: Record, row: int, page: int, name: str
 def _marks(marked: MarkedPage, size: tuple[int, int]) -> list[Html]:
     """All boxes, then all tags, so that no box washes out the tag of an earlier one."""
     boxes = marked.boxes[:MOST_BOXES]
-    grounds = []
-    for box in boxes:
-        left, top, right, bottom = box.box
-        rectangle = element(
-            "rect",
-            x=left,
-            y=top,
-            width=right - left,
-            height=bottom - top,
-            fill=box.colour,
-            fill_opacity=f"{marked.opacity:.2f}",
-            stroke=box.colour,
-            stroke_width=2,
-        )
-        grounds.append(rectangle)
-    tags = []
+    rectangles = [_box_rectangle(box, marked.opacity) for box in boxes]
+    words = []
     for box, tag in zip(boxes, place_tags(boxes, size), strict=True):
-        if tag is None:
-            continue
-        left, top, right, bottom = tag.ground
-        tags.append(
-            element("rect", x=left, y=top, width=right - left, height=bottom - top, fill=box.colour)
-        )
-        words = element(
-            "text",
-            tag.text,
-            x=tag.start[0],
-            y=tag.start[1],
-            fill=type_colour(box.colour),
-            font_size=tag.size,
-            font_weight="bold",
-            font_family=_FONT,
-            textLength=right - left - 2 * (tag.start[0] - left),
-        )
-        tags.append(words)
+        if tag is not None:
+            words += _tag_marks(box, tag)
     sentence = boxes_sentence(len(marked.boxes))
     if sentence:
-        tags.append(element("text", sentence, x=8, y=size[1] - 8, fill="#111111"))
-    return [fragment(*grounds), fragment(*tags)]
+        words.append(element("text", sentence, x=8, y=size[1] - 8, fill="#111111"))
+    return [fragment(*rectangles), fragment(*words)]
+
+
+def _box_rectangle(box: DrawnBox, opacity: float) -> Html:
+    left, top, right, bottom = box.box
+    return element(
+        "rect",
+        x=left,
+        y=top,
+        width=right - left,
+        height=bottom - top,
+        fill=box.colour,
+        fill_opacity=f"{opacity:.2f}",
+        stroke=box.colour,
+        stroke_width=2,
+    )
+
+
+def _tag_marks(box: DrawnBox, tag: Tag) -> list[Html]:
+    """A box's tag: its ground and its words, which fill the ground at any browser's width of
+    letters.
+    """
+    left, top, right, bottom = tag.ground
+    width = right - left
+    text_left, baseline = tag.start
+    margin = text_left - left
+    ground = element("rect", x=left, y=top, width=width, height=bottom - top, fill=box.colour)
+    words = element(
+        "text",
+        tag.text,
+        x=text_left,
+        y=baseline,
+        fill=type_colour(box.colour),
+        font_size=tag.size,
+        font_weight="bold",
+        font_family=_FONT,
+        textLength=width - 2 * margin,
+    )
+    return [ground, words]

@@ -42,25 +42,32 @@ def timeline_data(run: Record) -> dict[str, Any]:
     drawn = drawn.assign(whole=is_whole_phase(drawn), end_ms=drawn["drawn_ms"] + drawn["device_ms"])
     drawn = drawn.sort_values(["drawn_ms", "whole"], ascending=[True, False], kind="stable")
     lanes = []
-    for name, own in drawn.groupby("name", sort=False):
-        steps = [None if pd.isna(step) else int(step) for step in own["step"]]
-        lanes.append(
-            {
-                "name": str(name),
-                "time": ms_text(own["device_ms"].sum()),
-                "colour": own["colour"].iloc[0],
-                "whole": bool(own["whole"].iloc[0]),
-                "start": own["drawn_ms"].round(_START_DIGITS).tolist(),
-                "ms": own["device_ms"].round(_LENGTH_DIGITS).tolist(),
-                "step": steps,
-            }
-        )
+    for name, own_spans in drawn.groupby("name", sort=False):
+        lanes.append(_lane(str(name), own_spans))
+    prefill_ends = []
     prefill = drawn[drawn["phase"] == "prefill"]
-    ends = [float(prefill["drawn_ms"].min()), float(prefill["end_ms"].max())]
+    if not prefill.empty:
+        prefill_ends = [float(prefill["drawn_ms"].min()), float(prefill["end_ms"].max())]
     return {
         "title": title,
         "total": round(float(drawn["end_ms"].max()), _LENGTH_DIGITS),
-        "prefill": ends if len(prefill) else [],
+        "prefill": prefill_ends,
         "pauses": pauses,
         "lanes": lanes,
+    }
+
+
+def _lane(name: str, spans: pd.DataFrame) -> dict[str, Any]:
+    """The spans of one phase or stage, in the order in which they are drawn."""
+    steps = []
+    for step in spans["step"]:
+        steps.append(None if pd.isna(step) else int(step))
+    return {
+        "name": name,
+        "time": ms_text(spans["device_ms"].sum()),
+        "colour": spans["colour"].iloc[0],
+        "whole": bool(spans["whole"].iloc[0]),
+        "start": spans["drawn_ms"].round(_START_DIGITS).tolist(),
+        "ms": spans["device_ms"].round(_LENGTH_DIGITS).tolist(),
+        "step": steps,
     }

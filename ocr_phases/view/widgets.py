@@ -19,7 +19,8 @@ from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
 from ocr_phases.view.overlay import check_others, overlaid_curves
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, figure_bundle, show_pictures_of_boxes, still_bundle
+from ocr_phases.view.still import Stilled, show_pictures_of_boxes
+from ocr_phases.view.still_picture import figure_bundle, still_bundle
 from ocr_phases.view.timeline import timeline_data
 
 _WIDGET_SCRIPT = VIEW_SCRIPT + view_file("timeline.js") + view_file("widgets.js")
@@ -48,6 +49,10 @@ def _data_of(run: Record, row: int) -> RowData:
         shared = RowData(run, row)
         _shared[key] = shared
     return shared
+
+
+#: The list of the data that each of these traits chooses from.
+_CHOSEN_FROM = {"token": "texts", "row": "rows", "sheet": "pages"}
 
 
 class LinkedTraits(traitlets.HasTraits):
@@ -80,8 +85,9 @@ class LinkedTraits(traitlets.HasTraits):
     @traitlets.validate("token", "row", "sheet")
     def _inside(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        name = {"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name]
-        return min(max(proposal["value"], 0), max(self.held(name) - 1, 0))
+        count = self.held(_CHOSEN_FROM[proposal["trait"].name])
+        last = max(count - 1, 0)
+        return min(max(proposal["value"], 0), last)
 
     @traitlets.validate("selection")
     def _ordered(self, proposal: Any) -> list[int]:
@@ -159,7 +165,9 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
 def selected_tokens(run: Record, row: int, selection: list[int]) -> pd.DataFrame:
     """The tokens of a selection, with the columns of `tokens_of`, and ``share``: of the decode."""
     tokens = tokens_of(run, row)
-    first, end = selection or (0, 0)
+    if not selection:
+        selection = [0, 0]
+    first, end = selection
     chosen = tokens.iloc[first:end].copy()
     chosen["share"] = chosen["device_ms"] / tokens["device_ms"].sum()
     return chosen

@@ -1,0 +1,184 @@
+"""The picture of a record that a saved notebook shows: its pages beside a figure."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.transforms import Transform
+from PIL import Image, ImageDraw
+
+from ocr_phases.analyse.regions import regions_of
+from ocr_phases.analyse.sentences import headline, subject
+from ocr_phases.analyse.stages import grounding_of, tokens_of
+from ocr_phases.record import Record
+from ocr_phases.show.boxes import draw_marks, region_boxes
+from ocr_phases.show.colours import VERMILLION
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.page import pages_of_row
+from ocr_phases.show.run_overview import run_title
+from ocr_phases.show.shown_figure import FIGURE_DPI, blank_figure, figure_png
+from ocr_phases.show.vision_plot import plot_vision_stages
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
+
+#: Inches of the figure.
+_FIGURE_HEIGHT = 4.6
+_FIGURE_WIDTH = 6.3
+_TITLE_LETTERS = 78  # in a line
+_PAGE_HEIGHT = 460  # pixels of a page beside the figure
+
+# Without its kernel JupyterLab says "model not found" in the output before this one.
+_STYLE = (
+    ".jp-OutputArea-child:not(:has(.opx)):has(+ .jp-OutputArea-child .opx-still){display:none}"
+    # With its kernel the widget shows, and not the picture.
+    ".jp-OutputArea-child:has(.opx:not(.opx-gone))+.jp-OutputArea-child:has(.opx-still),"
+    ".opx-gone:not(:has(.opx-dead)){display:none!important}"
+    ".opx-still img{max-width:100%;height:auto}"
+)
+
+
+def still_bundle(run: Record | None, row: int, token: int, color: str, view: str) -> dict[str, Any]:
+    """What a saved notebook shows of a record: its pages beside a figure, at a token.
+
+    Parameters
+    ----------
+    run : Record or None
+        The record; without one it is a sentence.
+    row : int
+        The row of a batch, counted from 0, of which all pages are shown.
+    token : int
+        The token, counted from 0, whose region is framed and whose place is marked.
+    color : {"type", "time"}
+        What the boxes' colours mean.
+    view : str
+        ``"stages"`` shows the stages of the prefill beside the pages, any other view the curve.
+
+    Returns
+    -------
+    dict
+        HTML, a JPEG for viewers that drop HTML, and words, by MIME type; less than 300 kB.
+    """
+    if run is None:
+        sentence = "Run this cell to open the explorer."
+        return {"text/html": _still_html(element("p", sentence)), "text/plain": sentence}
+    shown = tokens_of(run, row).iloc[token]
+    pages = []
+    for place in range(len(pages_of_row(run, row))):
+        page = _page_picture(run, row, place, color).copy()
+        _outline_region(page, run, row, place, shown["region"])
+        pages.append(page)
+    figure = _stages_picture(run) if view == "stages" else _curve_picture_at(run, shown, token)
+    return _bundle(run, _side_by_side([*pages, figure], figure.height))
+
+
+def _outline_region(page: Image.Image, run: Record, row: int, place: int, number: int) -> None:
+    """Draw a frame around the boxes of the region that the token belongs to."""
+    drawing = ImageDraw.Draw(page)
+    for region in grounding_of(run, row).on_page(place).regions:
+        if region.index == number:
+            for box in region.pixel_boxes(*page.size):
+                drawing.rectangle(box, outline=VERMILLION, width=3)
+
+
+def _curve_picture_at(run: Record, shown: pd.Series, token: int) -> Image.Image:
+    """The curve with a line at a token, unless that has no step."""
+    curve, place = _curve_picture(run)
+    picture = curve.copy()  # the curve is kept without a line
+    if place is None or pd.isna(shown["step"]):
+        return picture
+    number = token + 1
+    ends = place.transform([(number, 0.0), (number, 1.0)])
+    line = [(x, picture.height - y) for x, y in ends]  # a figure counts from its lower edge
+    ImageDraw.Draw(picture).line(line, VERMILLION, 2)
+    return picture
+
+
+def _side_by_side(pictures: Sequence[Image.Image], height: int) -> Image.Image:
+    width = sum(picture.width for picture in pictures)
+    image = Image.new("RGB", (width, height), "white")
+    left = 0
+    for picture in pictures:
+        image.paste(picture, (left, 0))
+        left += picture.width
+    return image
+
+
+def figure_bundle(run: Record, figure: Figure) -> dict[str, Any]:
+    """A figure of a record by MIME type, as `still_bundle` gives the page."""
+    return _bundle(run, _figure_picture(figure))
+
+
+def _figure_picture(figure: Figure) -> Image.Image:
+    png = figure_png(figure, FIGURE_DPI)
+    return Image.open(io.BytesIO(png)).convert("RGB")
+
+
+def _bundle(run: Record, image: Image.Image) -> dict[str, Any]:
+    """A picture by MIME type, with the record's title and headline in words."""
+    _, jpeg = jpeg_file(image, *image.size)
+    words = f"{run_title(run)} · {subject(run)}\n{headline(run)}"
+    picture = element("img", src=data_address(jpeg, "image/jpeg"), alt=words, width=image.width)
+    return {
+        "text/html": _still_html(picture),
+        "image/jpeg": base64.b64encode(jpeg).decode(),
+        "text/plain": words,
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def _curve_picture(run: Record) -> tuple[Image.Image, Transform | None]:
+    """Headline and curve, and what puts a token, counted from 1, on the picture's curve."""
+    figure = _titled_figure(run)
+    axes = figure.axes[0]
+    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
+    plot_latency(run, ax=axes).set_layout_engine(None)
+    image = _figure_picture(figure)
+    if not axes.lines:
+        return image, None
+    frozen: Any = axes.get_xaxis_transform().frozen()
+    return image, frozen
+
+
+@functools.lru_cache(maxsize=2)
+def _stages_picture(run: Record) -> Image.Image:
+    """Headline and the stages of the prefill."""
+    figure = _titled_figure(run)
+    plot_vision_stages(run, ax=figure.axes[0]).set_layout_engine(None)
+    return _figure_picture(figure)
+
+
+def _titled_figure(run: Record) -> Figure:
+    """A figure with one empty axes under the record's headline."""
+    figure = blank_figure(_FIGURE_HEIGHT, _FIGURE_WIDTH)
+    figure.subplots()
+    about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
+    title = textwrap.fill(about, _TITLE_LETTERS, max_lines=3, placeholder=" …")
+    words = textwrap.fill(headline(run), _TITLE_LETTERS, max_lines=4, placeholder=" …")
+    figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
+    return figure
+
+
+@functools.lru_cache(maxsize=32)
+def _page_picture(run: Record, row: int, place: int, color: str) -> Image.Image:
+    """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
+    numbers = pages_of_row(run, row)
+    page = run.page_image(numbers[place])
+    if page is None:
+        facts = run.pages[numbers[place]]
+        page = Image.new("RGB", (facts.width, facts.height), "white")
+    height = int(_PAGE_HEIGHT / math.sqrt(len(numbers)))
+    page.thumbnail((_PAGE_HEIGHT, height))
+    regions = grounding_of(run, row).on_page(place).regions
+    marks = region_boxes(regions, page.size, regions_of(run, row), by_time=color == "time")
+    return draw_marks(page, marks)
+
+
+def _still_html(content: Html) -> Html:
+    return fragment(element("div", content, class_="opx-still"), Html(f"<style>{_STYLE}</style>"))
