@@ -496,6 +496,7 @@ class RunSettings(_Checked):
     max_crops: Crops | None = _setting(
         None,
         "maximum number of crops; the default depends on the family: 9, 6 or 32",
+        details="It is 9 for DeepSeek-OCR, 6 for DeepSeek-OCR-2 and 32 for Unlimited-OCR.",
         group=FormGroup.VIEWS,
         label="Maximum number of crops",
     )

@@ -16,7 +16,7 @@ import psutil
 from example_run import make_run
 
 from ocr_phases.batch.archive import list_pages, page_status, read_listing
-from ocr_phases.batch.driver import PageCounts, measure_pages
+from ocr_phases.batch.driver import PageCounts, Workers, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, make_jobs
 from ocr_phases.batch.local_workers import LocalWorkers
@@ -30,9 +30,12 @@ from ocr_phases.show.batch_page import index_html
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
 #: What the verb sets where its settings differ from those of one page.
-OWN_DEFAULTS = {"token_probabilities": False, "warm_once": True}
-SETTINGS = {name: vars(Settings(device="cpu", **OWN_DEFAULTS))[name] for name in BATCH}
+BATCH_DEFAULTS = {"token_probabilities": False, "warm_once": True}
+#: The settings of a batch on a CPU, as its jobs have them.
+SETTINGS = {name: vars(Settings(device="cpu", **BATCH_DEFAULTS))[name] for name in BATCH}
+#: The options of a command that measures little.
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+#: A page's name that tries to become an element of a web page.
 EVIL = "<script>alert(1)</script> & 'quoted'.png"
 
 
@@ -44,30 +47,36 @@ def make_pages(folder: Path, *words: str) -> Path:
     return folder
 
 
-def jobs(folder: Path, **more: Any) -> list[Job]:
+def jobs(folder: Path, **settings: Any) -> list[Job]:
     """The jobs of all pages of a folder, with these settings beside the usual ones."""
-    return list(make_jobs(find_pages([str(folder)], BATCH), {**SETTINGS, **more}))
+    pages = find_pages([str(folder)], BATCH)
+    return list(make_jobs(pages, {**SETTINGS, **settings}))
 
 
 def measure(folder: Path, out: Path, **options: Any) -> PageCounts:
     """Measure the pages of a folder with the stub as the only worker."""
-    with contextlib.closing(LocalWorkers(command=STUB)) as pool:
-        return run_jobs(jobs(folder), out, pool, **options)
+    with contextlib.closing(LocalWorkers(command=STUB)) as workers:
+        return run_jobs(jobs(folder), out, workers, **options)
 
 
-def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> PageCounts:
-    """Measure jobs with the workers of a pool."""
+def run_jobs(listed: Iterable[Job], out: Path, workers: Workers, **options: Any) -> PageCounts:
+    """Measure jobs with these workers."""
     out.mkdir(exist_ok=True)
-    list_pages(given, out, {})
-    return measure_pages(out, pool, **options)
+    list_pages(listed, out, {})
+    return measure_pages(out, workers, **options)
 
 
 def statuses(out: Path) -> dict[str, dict[str, Any]]:
     """Status by page; a page without one is missing."""
-    found = {entry["page"]: page_status(out, entry) for entry in read_listing(out)}
-    return {page: status for page, status in found.items() if status is not None}
+    known = {}
+    for entry in read_listing(out):
+        status = page_status(out, entry)
+        if status is not None:
+            known[entry["page"]] = status
+    return known
 
 
+#: A program that runs the verb with two cores and workers by another command, its first argument.
 DRIVER = """
 import functools, json, sys
 from ocr_phases.batch import dask_workers, local_workers
@@ -82,41 +91,48 @@ sys.exit(main(sys.argv[2:]))
 
 def start_driver(folder: Path, *options: str) -> subprocess.Popen[str]:
     """The command as a process, for the pages in ``folder/in`` with the stub as its workers."""
-    command = ["batch", str(folder / "in"), "--out", str(folder / "out"), "--device", "cpu"]
     program = [sys.executable, "-c", DRIVER, json.dumps(STUB)]
-    return subprocess.Popen(
-        [*program, *command, *options, "--render", "none"], stderr=subprocess.PIPE, text=True
-    )
+    command = ["batch", str(folder / "in"), "--out", str(folder / "out"), "--device", "cpu"]
+    command += [*options, "--render", "none"]
+    return subprocess.Popen([*program, *command], stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """What a condition gives once that is true; a test fails that waits for so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
+        value = condition()
+        if value:
+            return value
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")
 
 
 def listening(pid: int | None = None) -> dict[str, list[str]]:
     """The commands of all processes below ``pid`` (None: this one), and where each listens."""
-    found = {}
+    addresses = {}
     for process in psutil.Process(pid).children(recursive=True):
-        # Before psutil 6 the method had its older name only.
-        connections = getattr(process, "net_connections", None) or process.connections
-        sockets = []
-        for connection in connections("inet"):
-            if not connection.raddr:
-                sockets.append(f"{connection.laddr.ip}:{connection.laddr.port}")
+        sockets = listening_sockets(process)
         with contextlib.suppress(psutil.ZombieProcess):  # it has ended
-            found[" ".join(process.cmdline())] = sockets
-    return found
+            addresses[" ".join(process.cmdline())] = sockets
+    return addresses
+
+
+def listening_sockets(process: psutil.Process) -> list[str]:
+    """The addresses and ports at which a process waits for others."""
+    # Before psutil 6 the method had its older name only.
+    connections = getattr(process, "net_connections", None) or process.connections
+    sockets = []
+    for connection in connections("inet"):
+        if not connection.raddr:
+            sockets.append(f"{connection.laddr.ip}:{connection.laddr.port}")
+    return sockets
 
 
 def a_job(name: str, sha256: str | None = "ab", preset: str | None = None) -> Job:
-    return Job(name, f"/in/{name}", sha256, {"model": "tiny", "preset": preset}, {}, None)
+    """The job of a page of the built-in model that lies nowhere."""
+    settings = {"model": "tiny", "preset": preset}
+    return Job(name, f"/in/{name}", sha256, settings, versions={}, model_hash=None)
 
 
 def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
@@ -129,8 +145,8 @@ def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
         "reason": "",
         "report": None,
         "record": None,
+        "attempts": [{"seconds": 1.5, "failure": None}],
     }
-    known["attempts"] = [{"seconds": 1.5, "failure": None}]
     if record is not None:
         (folder / "run.json").write_bytes(record)
         known |= {"state": "done", "record": file_hash(folder / "run.json")}
@@ -138,25 +154,27 @@ def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
     return folder
 
 
+def put_example(out: Path, job: Job, number: int, **status: Any) -> Path:
+    """The folder of a page that was measured; another number has other times and more tokens."""
+    run = make_run(page_name=job.name, seed=number, repeats=2, max_tokens=30 + 10 * number)
+    return put_page(out, job, run.to_json(), **status)
+
+
 def make_batch(out: Path) -> None:
     """Pages with a record, one of them with a report and listed twice, and one each of the other
     ends.
     """
-    listed = [
-        a_job(name)
-        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
-    ]
-    list_pages([*listed, listed[1]], out, {".txt": 2})
-    for number, job in enumerate(listed):
-        if job.name == "failed.png":
-            tries = [{"seconds": 1.5, "failure": "timeout"}] * 2
-            put_page(out, job, None, failure="timeout", reason="More than 3 s.", attempts=tries)
-        elif job.name != "waiting.png":
-            run = make_run(page_name=job.name, seed=number, repeats=2, max_tokens=30 + 10 * number)
-            report = {"state": "done", "reason": ""} if job.name == "b.png" else None
-            folder = put_page(out, job, run.to_json(), report=report)
-            if job.name == "damaged.png":
-                (folder / "run.json").write_text("{")
+    names = (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
+    listed = [a_job(name) for name in names]
+    evil, with_report, of_pdf, failed, _waiting, damaged = listed
+    list_pages([*listed, with_report], out, {".txt": 2})
+
+    put_example(out, evil, 0)
+    put_example(out, with_report, 1, report={"state": "done", "reason": ""})
+    put_example(out, of_pdf, 2)
+    attempts = [{"seconds": 1.5, "failure": "timeout"}] * 2
+    put_page(out, failed, None, failure="timeout", reason="More than 3 s.", attempts=attempts)
+    (put_example(out, damaged, 5) / "run.json").write_text("{")
 
 
 def html_of(index: BatchIndex) -> str:
@@ -165,43 +183,48 @@ def html_of(index: BatchIndex) -> str:
 
 
 class Here:
-    """A pool of this process alone: ``answer`` gives what becomes of a request."""
+    """Workers of this process alone: ``answer`` gives what becomes of a request."""
 
     def __init__(self, answer: Callable[[Any], Outcome]) -> None:
         self.answer = answer
 
     def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
+        """A future that is done at once."""
         future: Future[Outcome] = Future()
         future.set_result(self.answer(request))
         return future
 
     def count(self) -> int:
+        """One worker."""
         return 1
 
     def close(self) -> None:
-        pass
+        """There is nothing to close."""
 
 
 def measured_here(*_: object) -> Here:
-    """A pool that measures in this process."""
+    """A worker that measures in this process, made as `LocalWorkers` is."""
 
-    def measured(request: Any) -> Outcome:
+    def measure_request(request: Any) -> Outcome:
         try:
             return measure_page(request, lambda: None)
         except Refused as refusal:
             return Outcome(*refusal.args)
 
-    return Here(measured)
+    return Here(measure_request)
 
 
 def renderer(*_: object) -> Here:
-    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
+    """A worker that renders nothing: the second try of every page goes well, save c.pdf's."""
     tried: set[str] = set()
 
     def render(request: Any) -> Outcome:
         assert request["mode"] == "render"
-        failed = request["folder"] not in tried or "c-2-" in request["folder"]
-        tried.add(request["folder"])
-        return Outcome("report", "The notebook failed.") if failed else Outcome()
+        folder = request["folder"]
+        is_first_try = folder not in tried
+        tried.add(folder)
+        if is_first_try or "c-2-" in folder:
+            return Outcome("report", "The notebook failed.")
+        return Outcome()
 
     return Here(render)

@@ -295,6 +295,16 @@ attacked_report = report_fixture("attacked", write_attacked_report)
 gpu_report = report_fixture("gpu", write_gpu_report)
 
 
+@pytest.fixture
+def no_comparison_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb ``compare`` writes no page, which takes long to draw."""
+
+    def path_of_no_page(*_: object, **__: object) -> Path:
+        return tmp_path / "compare.html"
+
+    monkeypatch.setattr("ocr_phases.report.render.write_report", path_of_no_page)
+
+
 @pytest.fixture(scope="session")
 def remote_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Copies of a checkpoint's own code go to a folder of this test run."""

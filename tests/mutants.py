@@ -9,10 +9,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+#: The keys and places that lead to an entry of plain JSON.
+Path = tuple[str | int, ...]
+#: What becomes of an entry.
+Change = Callable[[Any, random.Random], Any]
+
 REPLACEMENTS = (
     5, -1, 0, 1.5, math.nan, math.inf, 2**64, 10**400, True, None, "x", "", "\ud800", [], ["x"],
     [1], [None], {}, {"x": 1}, {"x": {"y": [{}]}}, [[[[]]]],
 )  # fmt: skip
+
+#: What a change gives for an entry that is to be taken out.
+REMOVED = object()
 
 
 def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
@@ -22,56 +30,87 @@ def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
     Every kind of entry is as likely as any other, however many of it there are.
     """
     rng = random.Random(seed)
-    kinds = defaultdict(list)
-    for path in paths(base):
-        kinds[tuple("*" if isinstance(part, int) else part for part in path)].append(path)
+    paths_by_kind = group_by_kind(paths(base))
+    kinds = list(paths_by_kind)
     for _ in range(count):
-        path = rng.choice(kinds[rng.choice(list(kinds))])
-        holder = damaged = copy.deepcopy(base)
-        for part in path[:-1]:
-            holder = holder[part]
-        change = rng.choice(_CHANGES)
-        if change is None:
-            del holder[path[-1]]
-        else:
-            holder[path[-1]] = change(holder[path[-1]], rng)
-        told = "taken out" if change is None else f"now {holder[path[-1]]!r:.60}"
-        yield f"{'.'.join(map(str, path))}: {told}", damaged
+        path = rng.choice(paths_by_kind[rng.choice(kinds)])
+        change = rng.choice(CHANGES)
+        damaged = copy.deepcopy(base)
+        description = change_entry(damaged, path, change, rng)
+        yield description, damaged
 
 
-def paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
-    """The keys that lead to each entry of plain JSON."""
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, inner in items:
-        yield (*before, key)
-        yield from paths(inner, (*before, key))
+def paths(value: Any, before: Path = ()) -> Iterator[Path]:
+    """The paths of all entries of plain JSON; ``before`` is the path of ``value`` itself."""
+    entries: Any = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for key, inner in entries:
+        path = (*before, key)
+        yield path
+        yield from paths(inner, path)
 
 
-def _swap_type(value: Any, rng: random.Random) -> Any:
-    swapped = {
-        str: len,
-        int: str,
-        float: str,
-        list: lambda v: dict.fromkeys(map(str, v)),
-        dict: list,
-    }
-    return swapped.get(type(value), lambda v: [v])(value)  # type: ignore[operator]
+def group_by_kind(found: Iterator[Path]) -> dict[Path, list[Path]]:
+    """Paths that differ in places of lists alone are of one kind."""
+    kinds = defaultdict(list)
+    for path in found:
+        kind = tuple("*" if isinstance(part, int) else part for part in path)
+        kinds[kind].append(path)
+    return kinds
 
 
-def _resize(value: Any, rng: random.Random) -> Any:
+def change_entry(damaged: Any, path: Path, change: Change, rng: random.Random) -> str:
+    """Change the entry at ``path`` in place, and say in a line what it is now."""
+    *parents, key = path
+    holder = damaged
+    for part in parents:
+        holder = holder[part]
+    name = ".".join(str(part) for part in path)
+    value = change(holder[key], rng)
+    if value is REMOVED:
+        del holder[key]
+        return f"{name}: taken out"
+    holder[key] = value
+    return f"{name}: now {value!r:.60}"
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def replace(_value: Any, rng: random.Random) -> Any:
+    """Something else in the place of a value."""
+    return rng.choice(REPLACEMENTS)
+
+
+def remove(_value: Any, _rng: random.Random) -> Any:
+    """Nothing in its place."""
+    return REMOVED
+
+
+def swap_type(value: Any, _rng: random.Random) -> Any:
+    """The value as another type would hold it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return dict.fromkeys(str(item) for item in value)
+    if isinstance(value, dict):
+        return list(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return [value]
+
+
+def resize(value: Any, rng: random.Random) -> Any:
+    """A list that is shorter or longer; of what is no list, or empty, a list of two."""
     if not isinstance(value, list) or not value:
         return [value, value]
-    return value[: rng.randrange(len(value))] if rng.random() < 0.6 else [*value, rng.choice(value)]
+    if rng.random() < 0.6:
+        return value[: rng.randrange(len(value))]
+    return [*value, rng.choice(value)]
 
 
-#: What becomes of an entry; None: it is taken out.
-_CHANGES: list[Callable[[Any, random.Random], Any] | None] = [
-    *[lambda value, rng: rng.choice(REPLACEMENTS)] * 3,
-    *(None, _swap_type, _resize),
-]
+#: All changes; a value is replaced three times as often as anything else is done to it.
+CHANGES: list[Change] = [replace, replace, replace, remove, swap_type, resize]

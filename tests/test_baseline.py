@@ -98,6 +98,13 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Baseline.newest(tmp_path / "nowhere", DAYS[0])
 
 
+def test_a_folder_without_a_record_has_no_nearest_one(tmp_path: Path) -> None:
+    found = Baseline.newest(tmp_path, DAYS[0])
+
+    assert found.runs == []
+    assert "nearest" not in str(found)
+
+
 @pytest.mark.parametrize(("count", "quantile"), [(3, 4.30265), (5, 2.77645)])
 def test_the_interval_is_that_of_predicting_one_more_record(count: int, quantile: float) -> None:
     """Against the quantile in tables of Student's t, and the formula written out."""
@@ -139,13 +146,8 @@ def test_days_that_differ_raise_no_alarm(
 
 
 @pytest.fixture
-def three_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the records of three days; the page of a comparison is not written."""
-
-    def path_of_no_page(*_: object, **__: object) -> Path:
-        return tmp_path / "compare.html"
-
-    monkeypatch.setattr("ocr_phases.report.render.write_report", path_of_no_page)
+def three_days(tmp_path: Path, no_comparison_page: None) -> Path:
+    """A folder with the records of three days."""
     save_all(tmp_path / "records", *DAYS[:3])
     return tmp_path / "records"
 

@@ -178,7 +178,7 @@ def test_every_page_has_its_price(batch_folder: Path) -> None:
     expected = (done["page_ms"] / 1000).tolist()
     assert done["price_per_1000_pages"].tolist() == pytest.approx(expected)
     quiet = index._replace(pages=index.pages.assign(noisy=False, wh_per_1000_pages=12.0))
-    assert says(html_of(quiet), "12.0 Wh", "Price of 1,000 pages", "at 3.6 an hour")
+    assert says(html_of(quiet), "12.0 Wh", "Price of 1,000 pages", "at 3.6 per hour")
     assert "Price of" not in (batch_folder / "index.html").read_text()
 
 
@@ -237,7 +237,7 @@ def test_a_report_shows_the_price_that_is_asked_and_its_notebook_runs_where_it_l
     assert outcome.reason == ""
     take(folder, outcome.place)
     assert (folder / "run.json").read_bytes() == record
-    assert "at 7.0 an hour" in (folder / "report.html").read_text()
+    assert "at 7.0 per hour" in (folder / "report.html").read_text()
 
     moved = folder.rename(tmp_path / "moved")
     files = sorted(path.name for path in moved.iterdir())

@@ -118,7 +118,7 @@ def test_pages_of_a_pdf_are_measured_shown_and_kept_beside_damaged_files_that_ar
         assert run.page.file == entry["page"]
         assert run.page.data is None
         assert report.rstrip().endswith("</html>")
-        assert "at 7.0 an hour" in report
+        assert "at 7.0 per hour" in report
         assert f"{folder.relative_to(out)}/report.html" in index
     assert run.results == alone.results
     assert {path.name for path in out.glob("pages/*/*/.*")} == {MANIFEST_NAME}

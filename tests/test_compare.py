@@ -413,16 +413,6 @@ def test_strategies_on_a_device_of_unknown_ceilings_have_no_floor() -> None:
     assert "memory bandwidth" not in sentence
 
 
-@pytest.fixture
-def no_page_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a comparison, which takes long to draw, is not written."""
-
-    def path_of_no_page(*_: object, **__: object) -> Path:
-        return tmp_path / "compare.html"
-
-    monkeypatch.setattr("ocr_phases.report.render.write_report", path_of_no_page)
-
-
 #: The prefills in ms of the records that the verb compares, by the name of their file.
 SAVED_PREFILLS = {"base": (90, 100, 96), "unsure": (104, 96, 112), "worse<i>": (900, 910, 905)}
 
@@ -438,7 +428,7 @@ def compare_files(folder: Path, names: Sequence[str], percent: float, metric: st
     return main(["compare", *paths, *limit, "--out", str(folder / "out")])
 
 
-@pytest.mark.usefixtures("no_page_written")
+@pytest.mark.usefixtures("no_comparison_page")
 def test_the_verb_exits_with_3_where_a_limit_is_undecided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,7 +439,7 @@ def test_the_verb_exits_with_3_where_a_limit_is_undecided(
     assert re.search(r"unsure: prefill_ms .*undecided.* 1\.0", capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("no_page_written")
+@pytest.mark.usefixtures("no_comparison_page")
 def test_the_verb_exits_with_1_where_one_record_is_worse_than_its_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -461,7 +451,7 @@ def test_the_verb_exits_with_1_where_one_record_is_worse_than_its_limit(
     assert "inter_token_ms" not in printed.partition("unsure: ")[2]
 
 
-@pytest.mark.usefixtures("no_page_written")
+@pytest.mark.usefixtures("no_comparison_page")
 def test_the_verb_exits_with_0_within_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,7 +461,7 @@ def test_the_verb_exits_with_0_within_a_limit(
     assert not says(capsys.readouterr().out, "undecided")
 
 
-@pytest.mark.usefixtures("no_page_written")
+@pytest.mark.usefixtures("no_comparison_page")
 @pytest.mark.parametrize(
     ("other", "metric", "exit_code"),
     [

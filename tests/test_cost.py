@@ -550,7 +550,7 @@ def test_the_cards_say_at_which_price_and_with_which_idle_power(rows: int, pages
     notes = {label: note for label, _, note in key_metrics(run)}
 
     price = notes["Price of 1,000 pages"]
-    assert says(price, "4.5 an hour", f"{pages} at a time", "gundam", "eager")
+    assert says(price, "4.5 per hour", f"{pages} at a time", "gundam", "eager")
     idle_joules = 1.0 * 2.0 / len(run.repeats)
     idle = percent_text(idle_joules / run["energy_j"])
     assert says(notes["Energy"], "Wh for 1,000 pages", f"idle alone takes {idle}")

@@ -7,6 +7,7 @@ calls of torch are made, and in which order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -241,6 +242,19 @@ def test_shares_of_all_cores_are_told_where_the_counts_are_long_enough(
     (repeat,) = conditions.describe()["repeats"]
     assert repeat["steal"] == expected["steal"]
     assert repeat["others"] == pytest.approx(expected["others"], abs=0.05)
+
+
+def test_a_thread_that_begins_in_a_repeat_has_used_no_time_before() -> None:
+    conditions = Conditions("cpu")
+    ended = Event()
+    thread = Thread(target=ended.wait)
+    with conditions.during(0):
+        thread.start()
+    ended.set()
+    thread.join()
+    (repeat,) = conditions.describe()["repeats"]
+    seconds = repeat["other_threads_s"]
+    assert seconds is None or 0.0 <= seconds < 0.9
 
 
 def test_a_device_that_nothing_here_can_time_is_refused() -> None:

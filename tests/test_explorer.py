@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,10 +39,11 @@ from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import MeasurementJob, presets_of
-from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.paths import existing_path, project_path
+from ocr_phases.explorer.record_panel import MEASURED
 from ocr_phases.explorer.records import kept_files, shipped_files
 from ocr_phases.explorer.running import Live, start
+from ocr_phases.explorer.sections import VIEWS
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.host import host_name
@@ -137,7 +139,9 @@ def explorer(run: PhaseRun) -> Explorer:
 @pytest.fixture(autouse=True)
 def one_shipped_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel lists one of the package's records: reading all of them takes a while."""
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", lambda: shipped_files()[:1])
+    monkeypatch.setattr(
+        "ocr_phases.explorer.record_panel.shipped_files", lambda: shipped_files()[:1]
+    )
 
 
 @pytest.fixture
@@ -151,7 +155,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_panel_shows_a_record_of_the_package_that_nobody_may_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", shipped_files)
+    monkeypatch.setattr("ocr_phases.explorer.record_panel.shipped_files", shipped_files)
 
     explorer = Explorer(keep=tmp_path)
 
@@ -1391,3 +1395,11 @@ def test_an_error_of_any_kind_is_said_in_its_first_line_as_text(
 
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", fail)
     assert_refused(quick, "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away</p>")
+
+
+@pytest.mark.parametrize("script", ["explorer/panel.js", "view/view.js", "view/parts.js"])
+def test_the_browser_gets_whatever_its_scripts_read_of_the_kernel(script: str) -> None:
+    text = (resources.files("ocr_phases") / script).read_text(encoding="utf-8")
+    read = set(re.findall(r'model\.get\("(\w+)"\)', text))
+    assert read
+    assert read <= set(Explorer().keys)

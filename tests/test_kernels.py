@@ -30,6 +30,7 @@ from ocr_phases.measure.replayed import StepKernel, kernels_of_step
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
 from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.stages import ENCODERS
 from ocr_phases.versions import asset
 
 PAGE = PAGES / "slide.png"
@@ -299,6 +300,22 @@ def test_vision_kernels_in_decode_fail() -> None:
             stages["phase"][row] = "decode"
 
     assert check_of(with_kernels(view=view), "vision_in_prefill_only").verdict == "fail"
+
+
+@pytest.mark.parametrize(("strategy", "verdict"), [("eager", "pass"), ("cuda_graph", "n/a")])
+def test_a_view_without_vision_is_no_evidence_of_its_own(strategy: str, verdict: str) -> None:
+    view = to_plain(example_view())
+    stages = view["stages"]
+    for row, stage in enumerate(stages["stage"]):
+        if stage in ENCODERS:
+            stages["stage"][row] = "projector"
+    graph = altered(with_kernels(view=view), model={"strategy": strategy})
+
+    check = check_of(graph, "vision_in_prefill_only")
+
+    assert check.verdict == verdict
+    if verdict == "pass":
+        assert "the profiler saw no step, or no vision" in check.measured
 
 
 def test_a_kernels_name_is_escaped() -> None:

@@ -400,6 +400,7 @@ def test_a_file_that_is_too_large_or_becomes_so_when_it_is_unpacked_is_refused(
 def test_what_a_later_version_adds_is_kept() -> None:
     content = json.loads(RECORD.read_text())
     content["pages"][0]["new"] = {"deep": [1, {"deeper": None}]}
+    content["pages"][0]["bounds"] = [-(2**63), 2**63 - 1]
     content["model"]["strategy_setup"] = {"new_ms": "text"}
 
     again = PhaseRun.from_dict(content).to_dict()

@@ -546,10 +546,11 @@ def test_a_replacement_character_that_was_written_is_text() -> None:
     assert token_texts(ids) == ["", "", "\ufffd", "a"]
 
 
-def test_an_id_without_text_is_shown_by_its_number() -> None:
+@pytest.mark.parametrize("beyond", [len(TOKENIZER), 5000])
+def test_an_id_without_text_is_shown_by_its_number(beyond: int) -> None:
     [a] = TOKENIZER.encode("a", add_special_tokens=False)
-    assert token_texts([a, 5000, a]) == ["a", "<5000>", "a"]
-    assert "".join(token_texts([*INCOMPLETE, 5000])) == "\ufffd\ufffd<5000>"
+    assert token_texts([a, beyond, a]) == ["a", f"<{beyond}>", "a"]
+    assert "".join(token_texts([*INCOMPLETE, beyond])) == f"\ufffd\ufffd<{beyond}>"
 
 
 OWN_SIZES = [

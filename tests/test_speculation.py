@@ -77,7 +77,7 @@ def test_a_step_makes_the_right_guesses_and_one_token_more(
 
 @pytest.fixture(scope="module")
 def receipt() -> PhaseRun:
-    """The shipped record of a receipt, whose device has no known ceilings of its own."""
+    """The shipped record of a receipt, read by the built-in model."""
     return PhaseRun.load(RUNS / "tiny-receipt.json.gz")
 
 
@@ -186,7 +186,10 @@ def test_profile_says_after_a_measurement_whether_guessing_would_pay(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **__: receipt)
+    def measure_nothing(*_: object, **__: object) -> PhaseRun:
+        return receipt
+
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", measure_nothing)
     command = ["profile", str(PAGES / "receipt.png"), "--save", str(tmp_path / "run.json")]
 
     assert main([*command, "--speculate", "4", "--json"]) == 0

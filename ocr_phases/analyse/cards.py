@@ -108,7 +108,7 @@ def _note(run: Record, name: str, figures: dict[str, Any]) -> str:
         case "pages_per_hour":
             return _manner_text(run)
         case "price_per_1000_pages":
-            return f"at {run.request.price_per_hour:,} an hour, {_manner_text(run)}"
+            return f"at {run.request.price_per_hour:,} per hour, {_manner_text(run)}"
         case "prefill_ms":
             return prompt_text(figures["prefill_len"])
         case "vision_share":

@@ -400,9 +400,9 @@ _EVERY_RECORD = (
             "Their median may be wrong by as much."
         ),
         fix=(
-            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
-            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
-            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
+            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
+            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=repeat_spread,
     ),
@@ -412,9 +412,9 @@ _EVERY_RECORD = (
         expected="no other program uses the same cores or the same GPU",
         why="Waiting for a busy core, or a reduced clock rate, makes every time here longer.",
         fix=(
-            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
-            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
-            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
+            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
+            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=busy_host,
     ),
@@ -427,9 +427,9 @@ _EVERY_RECORD = (
             "measurement of a ceiling (see How it was measured), and then the floors are wrong."
         ),
         fix=(
-            "Close other programs, and do not run other cells or use the panel meanwhile. Pin the "
-            "process to cores of its own (taskset), or compute with one CPU thread (--threads 1). "
-            "Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
+            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
+            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=impossible_values,
     ),

@@ -26,7 +26,7 @@ from ocr_phases.analyse.cost import (
 from ocr_phases.analyse.datasheets import Datasheet
 from ocr_phases.analyse.floors import Ceilings, sheet_ceilings
 from ocr_phases.families import windowed_length
-from ocr_phases.text import bytes_text, digits_text, ms_text
+from ocr_phases.text import bytes_text, count_text, digits_text, ms_text
 
 CARD_COLUMNS = (
     "card",
@@ -198,8 +198,8 @@ def card_table(
     return table.astype(dict.fromkeys(floors, "float64"))
 
 
-def card_sentence(row: pd.Series) -> str:
-    """One row of `card_table` in words."""
+def card_sentence(row: pd.Series, new_tokens: int) -> str:
+    """One row of `card_table` in words; a page has so many new tokens."""
     fits = "it fits" if row["fits"] else "it does not fit"
     text = f"The {row['card']} has {bytes_text(row['memory_bytes'])} for a program: {fits}."
     if pd.isna(row["prefill_floor_ms"]):
@@ -207,7 +207,7 @@ def card_sentence(row: pd.Series) -> str:
     text += f" Its floors: prefill {ms_text(row['prefill_floor_ms'])}"
     if not pd.isna(row["token_floor_ms"]):
         text += f", the last token {ms_text(row['token_floor_ms'])}"
-    text += f", a page {ms_text(row['page_floor_ms'])}"
+    text += f", a page of {count_text(new_tokens, 'token')} {ms_text(row['page_floor_ms'])}"
     if not pd.isna(row["price_per_1000_pages"]):
         text += f", 1,000 pages cost at least {digits_text(row['price_per_1000_pages'])}"
     return f"{text}."

@@ -46,7 +46,8 @@ _DESCRIPTION = (
 )
 _EPILOG = (
     "A first try, which needs no GPU and no download: ocr-phases report page.png. Without --model "
-    "a small built-in model is measured. 'ocr-phases VERB --help' has the options of a verb."
+    "a small built-in model is measured. 'ocr-phases VERB --help' has the options of a verb, and "
+    "the folder docs of the repository has the documentation."
 )
 
 VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks, html)

@@ -541,19 +541,23 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
 
 def _add_settings(command: argparse.ArgumentParser, verb: str) -> None:
     """An option for each setting of a verb, in the order of their fields."""
+    defaults: dict[str, Any] = {}
+    if verb == "batch":  # they are another prefill for every page
+        defaults = {"token_probabilities": False, "warm_once": True}
     for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
         arguments = command.add_argument_group(title)
         for setting in fields(group):
             if setting.name not in SETTINGS.get(verb, ()):
                 continue
             text = full_help_text(setting).replace("%", "%%")
-            if kind(setting) != "bool" and setting.default is not None:
+            default = defaults.get(setting.name, setting.default)
+            if isinstance(default, bool):
+                text += f" (default: {'yes' if default else 'no'})"
+            elif default is not None:
                 text += " (default: %(default)s)"
             option = "--" + setting.name.replace("_", "-")
             arguments.add_argument(option, help=text, **_KINDS[kind(setting)])
-            command.set_defaults(**{setting.name: setting.default})
-    if verb == "batch":  # they are another prefill for every page
-        command.set_defaults(token_probabilities=False, warm_once=True)
+            command.set_defaults(**{setting.name: default})
 
 
 # -- the verbs ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SETTINGS = [setting for setting in fields(Settings) if form_group(setting) is not None]
-_MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
+_OTHER_FAMILIES = [name for name in FAMILIES if name != DEEPSEEK_OCR]  # whose model is "dummy"
+_MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in _OTHER_FAMILIES))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
-_OWN: dict[str, tuple[str, ...]] = {
+_SUGGESTIONS: dict[str, tuple[str, ...]] = {
     "model": _MODELS,
     "prompt": tuple(name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"),
     "device": ("auto", "cpu", "cuda"),
@@ -52,13 +53,16 @@ _OWN: dict[str, tuple[str, ...]] = {
 #: The strategies that are offered for a model which runs only eagerly.
 EAGER_ONLY = {"strategy": ("eager",), "vision": ("eager",)}
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
-#: So many repeats that two records can be judged; a number of tokens, because a field cannot be
-#: empty.
-_USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
+#: What the form has in place of defaults: so many repeats that two records can be judged, and a
+#: number of tokens, because a field cannot be empty.
+_FIRST_VALUES = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
 
 
-#: A page on offer: the path of a file, or its contents and its name.
-OfferedPage = tuple[str | bytes, str | None]
+class OfferedPage(NamedTuple):
+    """A page on offer: the path of a file, or the contents of an upload and its name."""
+
+    source: str | bytes
+    upload_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,9 @@ class MeasurementJob:
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
-        page = self.page if isinstance(self.page, str) else self.page_name
+        page: str | None = self.page_name
+        if isinstance(self.page, str):
+            page = self.page
         of_model = _changed_keywords(self.settings.of_model())
         of_run = _changed_keywords(self.settings.of_run())
         return (
@@ -96,8 +102,12 @@ class MeasurementJob:
 
 def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
     """The settings that have another value than their default, as keywords of a call."""
-    usual = vars(Settings())
-    return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
+    defaults = vars(Settings())
+    keywords = []
+    for name, value in values.items():
+        if value != defaults[name]:
+            keywords.append(f"{name}={value!r}")
+    return keywords
 
 
 def job_again(run: PhaseRun) -> MeasurementJob | None:
@@ -110,7 +120,9 @@ def job_again(run: PhaseRun) -> MeasurementJob | None:
     if page is None or not (is_built_in or is_folder):
         return None
     settings = recorded_settings(run)
-    settings["model"] = run.model.name if is_built_in else run.model.source
+    settings["model"] = run.model.source
+    if is_built_in:
+        settings["model"] = run.model.name
     settings["dtype"] = run.model.dtype
     return MeasurementJob(page, run.page.file, Settings(**settings))
 
@@ -132,11 +144,11 @@ def pages_at(text: str) -> dict[str, OfferedPage]:
     """
     path = existing_path(text)
     if not path.is_dir():
-        return {path.name: (str(path), None)}
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in PAGE_SUFFIXES)
+        return {path.name: OfferedPage(str(path))}
+    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in PAGE_SUFFIXES]
     if not files:
         raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
-    return {file.name: (str(file), None) for file in files}
+    return {file.name: OfferedPage(str(file)) for file in files}
 
 
 @functools.cache
@@ -221,10 +233,12 @@ def _list_of_many(name: str, label: str, options: Sequence[str]) -> FormField:
 
 def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
     """The field of a setting, with the options that are ``offered`` or those that it knows."""
-    known = offered or _OWN.get(setting.name) or choices(setting)
+    known = offered or _SUGGESTIONS.get(setting.name) or choices(setting)
     if kind(setting) == "bool" and setting.default is None:
         known = ("true", "false")
-    options = [each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA]
+    options = list(dict.fromkeys(known))
+    if not has_cuda():
+        options = [option for option in options if option not in _NEEDS_CUDA]
     if options and setting.default is None:
         options.insert(0, "")  # which leaves it to the model or the device
     group = form_group(setting)
@@ -236,7 +250,7 @@ def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
         kind=kind(setting),
         help=full_help_text(setting),
         options=options,
-        own=setting.name in _OWN,
+        own=setting.name in _SUGGESTIONS,
     )
 
 
@@ -246,10 +260,10 @@ class Form:
     """
 
     def __init__(self) -> None:
-        samples = sorted(
-            asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt"
-        )
-        self.pages: dict[str, OfferedPage] = {path.stem: (str(path), None) for path in samples}
+        samples = asset("data", "pages")
+        self.pages: dict[str, OfferedPage] = {}
+        for path in [samples / "receipt.png", *sorted(samples.glob("*.png"))]:
+            self.pages[path.stem] = OfferedPage(str(path))
 
     def offer(self, pages: Mapping[str, OfferedPage]) -> None:
         """Put pages before those that are on offer; of one name the new one stays."""
@@ -258,10 +272,14 @@ class Form:
 
     def values(self, model: str) -> dict[str, Any]:
         """What the fields hold at first; an empty text leaves a setting to the model or device."""
-        values = {setting.name: setting.default for setting in _SETTINGS}
-        values = {name: "" if value is None else value for name, value in values.items()}
-        values.update(_USUAL)
-        values.update(model=model, pages=[*self.pages][:1], presets=[])
+        values: dict[str, Any] = {}
+        for setting in _SETTINGS:
+            values[setting.name] = setting.default
+            if setting.default is None:
+                values[setting.name] = ""
+        values.update(_FIRST_VALUES)
+        first_page = [*self.pages][:1]
+        values.update(model=model, pages=first_page, presets=[])
         return values
 
     def fields(self, model: str) -> list[FormField]:
@@ -291,12 +309,14 @@ class Form:
             value = _chosen_value(setting, values[setting.name])
             if value is not None:
                 chosen[setting.name] = value
-        presets = dict.fromkeys([chosen.pop("preset", None), *values["presets"]])
-        settings = [Settings(**chosen, preset=preset) for preset in presets]
+        preset = chosen.pop("preset", None)
+        presets = dict.fromkeys([preset, *values["presets"]])
+        settings_of_presets = [Settings(**chosen, preset=preset) for preset in presets]
         jobs = []
         for name in values["pages"]:
-            page, upload_name = self.pages[name]
-            jobs += [MeasurementJob(page, upload_name, each) for each in settings]
+            page = self.pages[name]
+            for settings in settings_of_presets:
+                jobs.append(MeasurementJob(page.source, page.upload_name, settings))
         return jobs
 
 
@@ -313,8 +333,14 @@ def _chosen_value(setting: Field[Any], value: Any) -> Any:
 
 
 def first_image(page: str | bytes, name: str | None) -> Image:
-    """The page, or the first of several of a file; `OcrPhasesError` where it cannot be read."""
+    """The picture of a page, or of the first of several of a file.
+
+    ``page`` is a path or the contents of a file, ``name`` what an error calls those. Raises
+    `OcrPhasesError` where it cannot be read.
+    """
     from ocr_phases.images import load_page  # of the measuring half: only now
 
-    first: Any = each_page(page)[0] if isinstance(page, str) else page
-    return load_page(first, name or "image")[0]
+    if isinstance(page, str):
+        page = each_page(page)[0]
+    image, *_ = load_page(page, name or "image")
+    return image

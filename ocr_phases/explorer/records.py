@@ -36,9 +36,12 @@ _MOST_LISTED = 200  # the newest
 #: The first is shown where nothing was measured yet; the others there are benchmarks.
 _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*")
 _NUMBERS = itertools.count()
-_SPARKS = 20  # parts of a record whose medians the small curve shows
-_WORDS = ("page", "name", "model", "preset", "strategy", "when")
-_COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
+_SPARK_PARTS = 20  # of a record, whose medians the small curve shows
+_FIRST_WORDS = ("page", "name")
+_LAST_WORDS = ("model", "preset", "strategy", "when")
+_COLUMNS = [*_FIRST_WORDS, *names_in(Place.EXPLORER), "steps", *_LAST_WORDS]
+#: What the name of a file says of its record, in the order of `description`.
+_WORDS_OF_NAME = ("when", "page", "model", "preset", "strategy")
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -92,7 +95,8 @@ class RecordRow:
         self.own = own
         self.job = job
         self.key = f"record-{next(_NUMBERS)}"
-        self.cells: dict[str, Any] = dict.fromkeys(_WORDS, "") | {"steps": "…"}
+        self.cells: dict[str, Any] = dict.fromkeys((*_FIRST_WORDS, *_LAST_WORDS), "")
+        self.cells["steps"] = "…"
         if run is not None:
             self.cells |= cells(run)
         elif file is not None:
@@ -102,7 +106,8 @@ class RecordRow:
 
     def load(self) -> PhaseRun:
         """The record, which then stays in memory; raises as `PhaseRun.load` does."""
-        self.run = self.run or self.look()
+        if self.run is None:
+            self.run = self.look()
         return self.run
 
     def look(self) -> PhaseRun:
@@ -134,7 +139,7 @@ def _cells_of_name(stem: str) -> dict[str, str]:
     parts = stem.split("_")
     if len(parts) == 1:
         return {"name": stem, "page": stem}
-    return dict(zip(("when", "page", "model", "preset", "strategy"), parts, strict=False))
+    return dict(zip(_WORDS_OF_NAME, parts, strict=False))  # more words follow, such as tokens
 
 
 def cells(run: PhaseRun) -> dict[str, Any]:
@@ -142,29 +147,39 @@ def cells(run: PhaseRun) -> dict[str, Any]:
     steps.
     """
     when, files, model, preset, *_ = description(run)
-    strategies = dict.fromkeys((str(run.model.strategy), str(run.request.vision)))
+    different_strategies = dict.fromkeys((str(run.model.strategy), str(run.request.vision)))
     figures = run.summary()
     if run.truths is not None:
         figures = figures | quality_of(run)
-    times = run.token_table["device_ms"].dropna().to_numpy()
-    parts = [part for part in np.array_split(times, _SPARKS) if len(part)]
     row: dict[str, Any] = {
         "when": when.replace("T", " "),
         "page": files,
         "model": model,
         "preset": preset,
-        "strategy": " + ".join(strategies),
-        "steps": _sparkline([float(np.median(part)) for part in parts]),
+        "strategy": " + ".join(different_strategies),
+        "steps": _sparkline(_part_medians(run)),
     }
     for name in names_in(Place.EXPLORER):
         row[name] = figures.get(name)
     return row
 
 
+def _part_medians(run: PhaseRun) -> list[float]:
+    """The median ms of a token in each of so many parts of a record; in fewer of a short one."""
+    times = run.token_table["device_ms"].dropna().to_numpy()
+    medians = []
+    for part in np.array_split(times, _SPARK_PARTS):
+        if len(part) > 0:
+            medians.append(float(np.median(part)))
+    return medians
+
+
 def kept_files(folder: Path) -> list[Path]:
     """A folder's newest records first: by the date in their names, else by the files' own."""
-    files = [path for pattern in ("*.json", "*.json.gz") for path in folder.glob(pattern)]
-    return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
+    paths = [*folder.glob("*.json"), *folder.glob("*.json.gz")]
+    files = [path for path in paths if path.is_file()]
+    newest_first = sorted(files, key=_when, reverse=True)
+    return newest_first[:_MOST_LISTED]
 
 
 def keep_record(run: PhaseRun, folder: Path) -> Path:
@@ -186,7 +201,10 @@ def _when(path: Path) -> tuple[str, str]:
 def shipped_files() -> list[Path]:
     """The records that come with the package; the first is shown where there is none yet."""
     runs = asset("data", "runs")
-    return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
+    files = []
+    for pattern in _SHIPPED:
+        files += sorted(runs.glob(pattern))
+    return files
 
 
 # -- several ---------------------------------------------------------------------------------------
@@ -207,28 +225,33 @@ def rows_html(rows: Sequence[RecordRow], shown: RecordRow | None) -> Html:
     # As objects, because pandas would make plain texts of what is HTML.
     table["steps"] = pd.Series([row.cells["steps"] for row in rows], dtype=object)
     table.insert(0, "", pd.Series(keys, dtype=object))
-    return table_html(table, headings={"": ("compare", "")}, strong=[row is shown for row in rows])
+    is_shown = [row is shown for row in rows]
+    return table_html(table, headings={"": ("compare", "")}, strong=is_shown)
 
 
 def _ended_without_record(row: RecordRow) -> bool:
     return str(row.cells["steps"]).startswith(("stopped", "failed", "not run"))
 
 
+_BARS = "▁▂▃▄▅▆▇█"
+
+
 def _sparkline(times: Sequence[float]) -> Html:
     """The curve of a record in small, from its fastest to its slowest part, with both in words."""
     low = min(times, default=0.0)
     top = max(times, default=0.0)
-    bars = "".join("▁▂▃▄▅▆▇█"[_level(ms, low, top)] for ms in times)
+    bars = "".join(_BARS[_level(ms, low, top)] for ms in times)
     words = f"Steps from {ms_text(low)} to {ms_text(top)}, medians of {len(times)} parts"
     return element("span", bars, class_="opx-spark", role="img", title=words, aria_label=words)
 
 
 def _level(ms: float, low: float, top: float) -> int:
-    """The height of a bar, from 0 to 7. Times that differ by less than a tenth are all low."""
+    """Which of `_BARS` a time is. Times that differ by less than a tenth are all low."""
     spread = max(top - low, 0.1 * top)
     if spread == 0.0:
         return 0
-    return int(7 * (ms - low) / spread)
+    highest = len(_BARS) - 1
+    return int(highest * (ms - low) / spread)
 
 
 def comparison_html(runs: Sequence[PhaseRun]) -> str:

@@ -35,10 +35,11 @@ from ocr_phases.view.data import boxes, page_address
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: Seconds between two pictures of a running measurement.
 REFRESH_S = 0.2
-_SHOWN_TEXT = 6_000
-_POINTS = 400  # of a curve while a page is measured
-_FEWEST_ACROSS = 32  # tokens of its axis
+_SHOWN_LETTERS = 6_000  # of the text, the last ones
+_MOST_POINTS = 400  # of a curve while a page is measured
+_SHORTEST_AXIS = 32  # in tokens
 #: A family whose way to mark regions takes in the others'.
 _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 # One for all panels and always the same, because CUDA graphs and compiled code belong to the thread
@@ -103,18 +104,29 @@ class Live:
         curves = self._curves(finished)
         count = self._tokens_across(finished)
         # While a model is loaded, and in the first run, nobody knows how much there is to do.
-        total = None if self._doing else self._runs.tokens_total
+        total = None
+        left = ""
+        if not self._doing:
+            total = self._runs.tokens_total
+            left = left_text(self._runs.left_s)
+        done = None
+        if total is not None:
+            done = self._runs.tokens_done
+        known_times = []
+        for times in curves:
+            known_times += [ms for ms in times if math.isfinite(ms)]
+        # While the first run is under way, its own text; then that of the last finished one.
         text = "".join(self._texts[max(finished, 1) - 1])
         regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
             "doing": self._status(),
-            "done": None if total is None else self._runs.tokens_done,
+            "done": done,
             "total": total,
-            "left": "" if self._doing else left_text(self._runs.left_s),
-            "text": text[-_SHOWN_TEXT:],
-            "lines": [slowest_points(times, count, _POINTS) for times in curves],
+            "left": left,
+            "text": text[-_SHOWN_LETTERS:],
+            "lines": [slowest_points(times, count, _MOST_POINTS) for times in curves],
             "count": count,
-            "top": curve_top([ms for times in curves for ms in times if math.isfinite(ms)]),
+            "top": curve_top(known_times),
             "boxes": boxes(regions, self.size or (1, 1)),
             "size": self.size,
         }
@@ -124,19 +136,25 @@ class Live:
         warm-ups where no repeat is finished.
         """
         curves = [self._times[-1]]
-        done = self._times[self.warmup : finished] or self._times[:finished]
-        if done:
-            curves.append(pd.DataFrame(done).median().tolist())
+        finished_runs = self._times[self.warmup : finished]
+        if not finished_runs:
+            finished_runs = self._times[:finished]
+        if finished_runs:
+            curves.append(pd.DataFrame(finished_runs).median().tolist())
         return curves
 
     def _tokens_across(self, finished: int) -> int:
         """How many tokens the axis has: a power of two with room to grow, until a finished run
         tells how long the others are.
         """
-        longest = max(map(len, self._times))
-        expected = max(map(len, self._times[:finished]), default=0) or self._runs.token_limit
-        power = 2 ** math.ceil(math.log2(max(longest, _FEWEST_ACROSS)))
-        return max(min(power, expected), longest)
+        lengths = [len(times) for times in self._times]
+        longest = max(lengths)
+        expected = max(lengths[:finished], default=0)
+        if expected == 0:
+            expected = self._runs.token_limit
+        exponent = math.ceil(math.log2(max(longest, _SHORTEST_AXIS)))
+        with_room = min(2**exponent, expected)
+        return max(with_room, longest)
 
     def _status(self) -> str:
         """What is being done, in words."""

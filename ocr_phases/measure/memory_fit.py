@@ -141,7 +141,7 @@ def fit_cards(
         dtype=settings.dtype,
         product_dtype="bfloat16" if plan.request.autocast else None,
     )
-    verdict = card_sentence(table.iloc[0])
+    verdict = card_sentence(table.iloc[0], plan.request.max_new_tokens)
     if len(table) > 1:
         verdict = fitting_sentence(table)
     sentence = f"{_need_sentence(need, plan.subject)} {verdict}"

@@ -168,7 +168,7 @@ def _page_time_cards(quiet: pd.DataFrame, over: str) -> list[KeyFigure]:
     price = quiet["price_per_1000_pages"].mean()
     if pd.notna(price):
         price_per_hour = price / hours_per_1000_pages(times_ms.mean())
-        basis = f"at {price_per_hour:,.6g} an hour, {in_turn}"
+        basis = f"at {price_per_hour:,.6g} per hour, {in_turn}"
         cards.append(KeyFigure("Price of 1,000 pages", digits_text(price), basis))
     return cards
 
@@ -198,11 +198,14 @@ def _pages_section(pages: pd.DataFrame) -> Section:
         columns.remove("repeated_share")
     table = table_html(
         shown[columns],
-        caption="Failures first, pages with warnings, then the slowest decode",
+        caption="Failed pages first, then pages with warnings, then the slowest decode",
         links={"page": shown["to_page"], "status": shown["to_status"]},
         headings=_HEADINGS,
     )
-    links = "A page links to its report, else to its record; its status links to all attempts."
+    links = (
+        "A page links to its report, or to its record if it has none; its status links to all "
+        "attempts."
+    )
     cut = ""
     if len(pages) > MOST_ROWS:
         cut = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."

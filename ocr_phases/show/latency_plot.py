@@ -132,7 +132,14 @@ def _mark_what_lies_above(axes: Axes, table: pd.DataFrame) -> None:
     slow = table["outlier"]
     spread_ends_above = (table["device_ms_p90"] > top) & ~slow
     _mark(axes, tokens[spread_ends_above], top, 6, ORANGE, "slowest repeat is above the plot")
-    _mark(axes, tokens[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
+    _mark(
+        axes,
+        tokens[slow],
+        table.loc[slow, "device_ms"].clip(upper=top),
+        6,
+        INK,
+        "outlier, also of one repeat",
+    )
 
 
 def _mark(axes: Axes, at: pd.Series, heights: Any, marker: int, colour: str, label: str) -> None:

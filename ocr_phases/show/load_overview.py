@@ -41,8 +41,8 @@ _HEADINGS = {
 _TAILS = ("ttft_p99_ms", "inter_token_p99_ms")
 _LEVELS_NOTE = (
     "A level called 4 at once keeps four pages in flight; one called 30/min sends 30 pages per "
-    "minute at random times, however long the server takes. p50 is the median; per token is a "
-    f"page's whole time over its tokens; a p99 needs {TAIL_FROM} requests."
+    "minute at random times, however long the server takes. p50 is the median; per token is the "
+    f"time of a whole page divided by its tokens; a p99 needs {TAIL_FROM} requests."
 )
 #: What the parts of an objective are called.
 _OBJECTIVES = {"ttft": "first token", "itl": "between tokens"}

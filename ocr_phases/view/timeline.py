@@ -35,8 +35,6 @@ def timeline_data(run: Record) -> dict[str, Any]:
     repeat = typical_repeat(run)
     spans = run.spans[run.spans["repeat"] == repeat]
     title = f"Repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
-    if spans.empty:
-        return {"title": title, "total": 0.0, "prefill": [], "pauses": [], "lanes": []}
     drawn, pauses = without_pauses(named_spans(spans))
     # A phase stands above the stages that begin with it.
     drawn = drawn.assign(whole=is_whole_phase(drawn), end_ms=drawn["drawn_ms"] + drawn["device_ms"])

@@ -286,7 +286,8 @@ class View extends Linked {
   }
 
   steer(event) {
-    return this.view.contains(event.target) && super.steer(event);
+    const { target } = event;
+    return (target === this.root || this.view.contains(target)) && super.steer(event);
   }
 
   /** Leave the playing, and the brush. Whether there was one of them. */

@@ -16,11 +16,16 @@ class Sam(nn.Module):
         self.net_3 = nn.Conv2d(width, width, kernel_size=2, stride=2)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.tanh(self.net_3(self.net_2(self.patches(images) / 8)))
+        patches = self.patches(images) / 8
+        halved = self.net_2(patches)
+        return torch.tanh(self.net_3(halved))
 
 
 class Clip(nn.Module):
-    """The grid of features to [N, 1 + tokens, width]; the first token is the class embedding."""
+    """The grid of features to [N, 1 + tokens, width]; the first token is the class embedding.
+
+    As the published encoder it takes the images too, which it does not look at.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -30,6 +35,6 @@ class Clip(nn.Module):
         self.register_buffer("position_ids", torch.arange(257)[None])
 
     def forward(self, images: Tensor, grid: Tensor) -> Tensor:
-        tokens = self.mix(grid.flatten(2).transpose(1, 2))
-        first = self.class_embedding.expand(len(images), 1, -1)
-        return torch.cat([first, tokens], dim=1)
+        features = grid.flatten(2).transpose(1, 2)
+        class_token = self.class_embedding.expand(len(images), 1, -1)
+        return torch.cat([class_token, self.mix(features)], dim=1)
