@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -55,10 +55,16 @@ def methods_of_kinds(methods: Mapping[nn.Module, Forward]) -> Iterator[None]:
         yield
 
 
-@cache
+#: The subclasses of `methods_of_kinds`, by the class and the method that they were made of.
+_KINDS: dict[tuple[type[nn.Module], Forward], type[nn.Module]] = {}
+
+
 def _kind_with(module_class: type[nn.Module], method: Forward) -> type[nn.Module]:
     """A subclass whose forward is this method: the same one each time."""
-    return type(module_class.__name__, (module_class,), {"forward": method})
+    made_of = (module_class, method)
+    if made_of not in _KINDS:
+        _KINDS[made_of] = type(module_class.__name__, (module_class,), {"forward": method})
+    return _KINDS[made_of]
 
 
 class ForwardsByShape:
