@@ -21,7 +21,7 @@ from ocr_phases.text import plain
 def comparison_head(comparison: ComparedRecords) -> Section:
     """The baseline's page and the findings."""
     baseline = comparison.runs[0]
-    about = f"Baseline: {subject(baseline)}"
+    about = f"The baseline: {subject(baseline)}"
     return Section(head_html(baseline, comparison.title, comparison.findings, about))
 
 
