@@ -1,5 +1,6 @@
 """The linked view of a finished record: its widgets, and its block in a report."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -249,7 +250,25 @@ def test_a_row_that_a_record_lacks_becomes_its_last_one() -> None:
     assert view.row == 1
 
 
+def test_the_browser_hears_and_tells_what_is_chosen() -> None:
+    assert {"token", "row", "sheet", "selection", "color"} <= set(RecordView(make_run()).keys)
+
+
 # -- the block of a report -------------------------------------------------------------------------
+
+
+def test_the_words_of_a_box_stand_amid_their_ground(run: PhaseRun) -> None:
+    marks = Elements(view_block(run)).found
+    tags = [
+        (ground, words)
+        for (_, ground), (_, words) in itertools.pairwise(marks)
+        if "textlength" in words
+    ]
+    assert tags
+    for ground, words in tags:
+        before = float(words["x"]) - float(ground["x"])
+        behind = float(ground["width"]) - before - float(words["textlength"])
+        assert behind == before > 0
 
 
 def test_the_block_of_a_report_has_all_that_the_view_draws_and_the_page_once(
