@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import io
 import os
+import shlex
 import struct
 import warnings
 import zlib
@@ -390,8 +391,8 @@ def _read(source: str | Path) -> _PageFile:
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(
-                f"{source!s} is a folder: give one page's file inside it, or measure all of its "
-                "pages with ocr-phases batch."
+                f"{source!s} is a folder: name a file in it, or measure all of its pages with "
+                f"ocr-phases batch {shlex.quote(str(source))}."
             )
         return _PageFile(read_regular(path), path.name, path.suffix.lower(), number)
     except FileNotFoundError as error:

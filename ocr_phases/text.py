@@ -123,13 +123,15 @@ def any_of(words: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, least: float = 0.6) -> str:
     """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else
     empty.
+
+    ``least`` is the least likeness, 0 to 1, as `difflib.get_close_matches` counts it.
     """
     lowered = {each.lower(): each for each in known}
     # The search takes quadratic time in the length of the name.
-    matches = difflib.get_close_matches(name[:100].lower(), lowered, n=1)
+    matches = difflib.get_close_matches(name[:100].lower(), lowered, n=1, cutoff=least)
     if not matches:
         return ""
     return f" Did you mean {lowered[matches[0]]}?"

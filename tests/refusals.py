@@ -54,6 +54,7 @@ def _without_places(sentence: str) -> str:
         r"[^\s'\"(]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[\w-]+", "TMP", sentence
     )
     sentence = re.sub(r"\btransformers \d+(\.\d+)+", "transformers VERSION", sentence)
+    sentence = re.sub(r"\btorch \d+(\.\d+)+(\+\w+)?", "torch VERSION", sentence)
     sentence = re.sub(r"\bocr-unsaved-\w+", "ocr-unsaved-NAME", sentence)
     sentence = re.sub(r"127\.0\.0\.1:\d{4,}", "HOST:PORT", sentence)
     sentence = sentence.replace(f" on {socket.gethostname()},", " on HOST,").replace(

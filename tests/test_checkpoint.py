@@ -189,7 +189,9 @@ def test_a_hub_that_never_answers_is_given_up(
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == "cpu"
-    for device in ("cuda", "tpu"):
+    for cuda, device in ((None, "cuda"), ("13.0", "cuda:1"), (None, "tpu")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", None)
         with refused():
             resolve_device(device)
 

@@ -98,6 +98,7 @@ def losses(sweep: SweepResult) -> pd.Series:
 
 
 def assert_only_the_smaller_preset_loses(sweep: SweepResult) -> None:
+    """Of the cells of `runs_of_two_presets` those of the larger preset lose nothing."""
     lost = losses(sweep)
     assert lost["gundam, eager"] == 0.0
     assert lost["gundam, cuda_graph"] == 0.0
@@ -189,6 +190,7 @@ class SlideSweep:
         )
 
     def note(self, outcome: CellOutcome) -> None:
+        """What became of the cell."""
         self.states.append(outcome.state)
 
 

@@ -241,7 +241,7 @@ def test_a_repetition_penalty_is_sent_where_there_is_one(
 def test_a_repetition_penalty_is_refused_where_the_server_has_none() -> None:
     with (
         served("other") as fake,
-        pytest.raises(OcrPhasesError, match=r"This server cannot do repetition_penalty=1\.2"),
+        pytest.raises(OcrPhasesError, match=r"repetition_penalty=1\.2 is not possible"),
     ):
         measure(fake, infer={"repetition_penalty": 1.2})
 

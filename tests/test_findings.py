@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from test_checks import with_ceilings
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.checks import check_title, run_checks
 from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import Verdict
@@ -117,7 +117,7 @@ def test_no_distance_from_a_floor_is_told_where_its_ceiling_is_wrong(run: PhaseR
 
     words = all_words(run)
     assert not CLAIM.search(words)
-    assert "unknown, because a ceiling was measured wrongly" in words
+    assert "unknown, because the device's peak rates could not be measured" in words
 
     table = seen(floors_section(run).html())
     assert "no floor is known" in table
@@ -142,7 +142,7 @@ def test_a_distance_from_a_floor_is_told_where_its_ceiling_is_right() -> None:
 @every_wrong_ceiling
 def test_a_wrong_ceiling_does_not_make_the_machine_busy(run: PhaseRun) -> None:
     warning = noise_warning(run)
-    assert warning.startswith("A ceiling of the device was measured wrongly: ")
+    assert warning.startswith("The device's peak rates could not be measured, so there are no")
     assert "busy" not in warning
 
 
@@ -197,10 +197,14 @@ def test_counts_of_checks_add_up_and_say_what_they_count(run: PhaseRun) -> None:
         ({}, "No check failed.", "but"),
         ({"repeat_spread": "noisy"}, "but the machine was busy (repeat spread).", "ceilings"),
         ({"busy_host": "noisy"}, "but the machine was busy (busy host).", "ceilings"),
-        ({"impossible_values": "noisy"}, "but a ceiling of the device was measured", "busy"),
+        (
+            {"impossible_values": "noisy"},
+            "but the device's peak rates could not be measured",
+            "busy",
+        ),
         (
             {"busy_host": "noisy", "impossible_values": "noisy"},
-            "(busy host) and a ceiling of the device was measured wrongly",
+            "(busy host) and the device's peak rates could not be measured",
             "correct",
         ),
         (
@@ -209,11 +213,14 @@ def test_counts_of_checks_add_up_and_say_what_they_count(run: PhaseRun) -> None:
             "No check failed",
         ),
         ({"parity": "note"}, "Read the notes of: parity.", "busy"),
+        ({"impossible_values": "note"}, "Read the notes of: plausible ceilings.", "impossible"),
     ],
 )
 def test_what_noise_spoils_is_named(verdicts: dict[str, str], told: str, untold: str) -> None:
     names = ["parity", "repeat_spread", "busy_host", "impossible_values", "cache_growth"]
-    checks = [Verdict(verdicts.get(name, "pass"), "", name) for name in names]
+    checks = [
+        Verdict(verdicts.get(name, "pass"), "", name, title=check_title(name)) for name in names
+    ]
 
     sentence = checks_verdict(checks)
 

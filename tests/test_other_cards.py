@@ -22,6 +22,7 @@ from ocr_phases.analyse.floors import decode_floor, floor_table, sheet_ceilings
 from ocr_phases.analyse.other_cards import CARD_COLUMNS, CardChoice, Work
 from ocr_phases.cli import main
 from ocr_phases.cli.options import card_list
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.memory_fit import MemoryFit, fit, fit_cards
 
 ROOT = Path(__file__).parents[1]
@@ -237,6 +238,24 @@ def test_a_card_is_refused_beside_a_device() -> None:
 def test_a_card_without_a_datasheet_is_refused() -> None:
     with refused():
         datasheet_named("GTX 480")
+
+
+@pytest.mark.parametrize(
+    ("card", "guess"),
+    [
+        ("rtx4090", "RTX 4090"),
+        ("rtx pro6000", "RTX PRO 6000"),
+        ("GTX 1650", None),  # like the names of other cards, and none of them
+        ("RTX 4080", None),
+        ("L5", None),
+    ],
+)
+def test_only_a_slip_of_a_cards_name_gets_a_guess(card: str, guess: str | None) -> None:
+    with pytest.raises(OcrPhasesError) as refusal:
+        datasheet_named(card)
+
+    assert ("Did you mean" in str(refusal.value)) == (guess is not None)
+    assert guess is None or f"Did you mean {guess}?" in str(refusal.value)
 
 
 #: A program that would end with an error where the verb imports torch.

@@ -30,6 +30,8 @@ from benchmarks.settings_docs import (
     settings_tables,
 )
 from ocr_phases import OCRSession, Settings, sweep
+from ocr_phases.analyse.check_rules import RULES
+from ocr_phases.analyse.noise import NOISE
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.arguments import add_options
 from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS, OptionSpelling, Parser
@@ -196,6 +198,14 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb: str) -> None:
 
     for name in set(options) & set(expected):
         assert options[name] == expected[name], name
+
+
+@pytest.mark.parametrize("verb", SETTINGS)
+def test_every_measuring_verb_takes_the_options_that_are_advised_against_noise(verb):
+    advice = " ".join(RULES[name].fix for name in NOISE)
+    options = [option.replace("-", "_") for option in re.findall(r"--([a-z-]+)", advice)]
+    assert "threads" in options
+    assert {*options, "repeats"} <= set(SETTINGS[verb])
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -43,23 +43,33 @@ def test_threads_are_given_back_where_a_callback_fails(golden_session):
     assert torch.get_num_threads() == before
 
 
-#: Threads, whether it ran on a GPU, and whether one thread is a remedy.
+#: Threads, the cores that the program may use, whether it ran on a GPU, and whether its remedy
+#: names one thread and taskset.
 NOISY = [
-    (2, False, True),
-    (64, False, True),
-    (1, False, False),
-    (None, False, False),
-    (2, True, False),
+    (2, 4, False, True, True),
+    (64, None, False, True, True),
+    (1, 2, False, False, True),
+    (None, None, False, False, True),
+    (2, 16, True, False, True),
+    (1, 1, False, False, False),  # as after taskset -c 0
+    (2, 1, False, True, False),
+    (2, 1, True, False, False),
 ]
 
 
-@pytest.mark.parametrize(("threads", "cuda", "named"), NOISY)
-def test_a_noisy_run_of_several_cpu_threads_is_told_to_try_one(threads, cuda, named):
+@pytest.mark.parametrize(("threads", "cores", "cuda", "one_thread", "taskset"), NOISY)
+def test_the_remedy_of_a_noisy_run_looks_at_its_threads_and_its_cores(
+    threads, cores, cuda, one_thread, taskset
+):
     noisy = paced(make_run(cuda=cuda), 1.0, 2.0, 4.0)
-    run = altered(noisy, device={"threads": threads})
+    run = altered(noisy, device={"threads": threads, "host_cores": cores})
+
     verdict = repeat_spread(run)
+
     assert verdict.verdict == "noisy"
-    assert ("threads=1" in verdict.remedy) == named
+    assert ("threads=1" in verdict.remedy) == one_thread
+    assert ("taskset" in verdict.remedy) == taskset
+    assert ("one core only" in verdict.remedy) == (cores == 1)
 
 
 def test_a_busy_machine_is_told_too():

@@ -314,7 +314,14 @@ def _visible_page(run: Record) -> Verdict:
 
 
 def _repetition_loop(run: Record) -> Verdict:
-    """Every loop is noted with its place, its length and what it takes of the decode time."""
+    """Every loop is noted with its place, its length and what it takes of the decode time.
+
+    Random weights write noise, whose loops are no fault of a model.
+    """
+    if run.has_random_weights:
+        return Verdict(
+            "n/a", "the weights are random, so the text is noise and a loop says nothing"
+        )
     loops = []
     for loop in repetition_table(run).to_dict("records"):
         text = f"row {loop['row'] + 1}: " if len(run.results) > 1 else ""
@@ -401,8 +408,8 @@ _EVERY_RECORD = (
         ),
         fix=(
             "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
-            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
-            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "the process to cores that nothing else uses (taskset), or compute with one CPU thread "
+            "(--threads 1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=repeat_spread,
     ),
@@ -413,14 +420,14 @@ _EVERY_RECORD = (
         why="Waiting for a busy core, or a reduced clock rate, makes every time here longer.",
         fix=(
             "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
-            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
-            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "the process to cores that nothing else uses (taskset), or compute with one CPU thread "
+            "(--threads 1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=busy_host,
     ),
     Rule(
         name="impossible_values",
-        title="impossible values",
+        title="plausible ceilings",
         expected="no MFU or MBU above 100 %, and ceilings near those of the datasheet",
         why=(
             "No stage can do more than its hardware. Probably another program slowed the "
@@ -428,8 +435,8 @@ _EVERY_RECORD = (
         ),
         fix=(
             "Close other programs, and in a notebook leave other cells and the panel alone. Pin "
-            "the process to cores of its own (taskset), or compute with one CPU thread (--threads "
-            "1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
+            "the process to cores that nothing else uses (taskset), or compute with one CPU thread "
+            "(--threads 1). Let a hot GPU cool, warm up, and measure 5 repeats or more."
         ),
         judge=impossible_values,
     ),

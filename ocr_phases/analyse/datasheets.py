@@ -135,7 +135,9 @@ def datasheet_named(name: str) -> Datasheet:
     longer = [each for each in names if each.lower().startswith(f"{wanted} ")]
     if wanted and longer:
         raise OcrPhasesError(f"There are several cards {name!r}: choose {', '.join(longer)}.")
+    # Names of cards share their first words, so a merely similar one is another card.
+    hint = nearest(name, names, least=0.9)
     raise OcrPhasesError(
-        f"There is no datasheet of a card {name!r}: choose one of {', '.join(names)}, or all."
-        f"{nearest(name, names)} On a machine with the card, leave --card out: that needs none."
+        f"There is no datasheet of a card {name!r}.{hint} Choose one of {', '.join(names)}, or all."
+        " On a machine with the card, leave --card out: that needs none."
     )

@@ -55,10 +55,21 @@ JUDGED_OF_PAGE = ("page_ms",)
 SPREAD_NOTE = 0.05
 SPREAD_NOISY = 0.10
 
-_QUIET = "Close other programs, or pin this one to cores of its own (taskset), and measure again."
+_QUIET = (
+    "Close other programs, or pin this one to cores that they do not use (taskset), and measure "
+    "again."
+)
 _QUIET_THREADS = (
     "Close other programs, compute with one thread (threads=1, --threads 1), or pin this one to "
-    "cores of its own (taskset), and measure again."
+    "cores that they do not use (taskset), and measure again."
+)
+_QUIET_CORE = (
+    "This program may use one core only, and shares it: close other programs, or give it a core "
+    "that they do not use, and measure again."
+)
+_QUIET_CORE_THREADS = (
+    "This program may use one core only: compute with one thread (threads=1, --threads 1), close "
+    "other programs or give it more cores, and measure again."
 )
 _ALONE = "Leave the panel and other cells alone until the run ends."
 _COOL = "Leave the GPU to this program and let it cool."
@@ -152,13 +163,12 @@ def repeat_spread(run: Record) -> Verdict:
     if not spreads:
         return Verdict("pass", "")
     widest = max(spreads, key=lambda each: each.share)
-    verdict = Verdict(
+    return Verdict(
         _level(widest.share, SPREAD_NOTE, SPREAD_NOISY),
         "; ".join(f"{each.name} {each.range} ({percent_text(each.share)})" for each in spreads),
         reason=f"{widest.name} took {widest.range} from repeat to repeat",
-        remedy=_QUIET,
+        remedy=_quiet_remedy(run),
     )
-    return _for_threads(run, verdict)
 
 
 @dataclass(frozen=True)
@@ -170,16 +180,22 @@ class _Spread:
     share: float
 
 
-def _for_threads(run: Record, verdict: Verdict) -> Verdict:
-    """The verdict; its remedy names one thread where several CPU threads had to share a busy
-    machine.
+def _quiet_remedy(run: Record) -> str:
+    """What makes the machine of this record quiet, by its cores and its threads.
 
-    Threads that wait for each other are as slow as the one that was held up longest.
+    Threads that wait for each other are as slow as the one that was held up longest, so several CPU
+    threads are told to be one. A program that has one core is not told to be pinned: it probably
+    was.
     """
-    has_several = run.device.kind == "cpu" and (run.device.threads or 1) > 1
-    if not has_several:
-        return verdict
-    return verdict._replace(remedy=verdict.remedy.replace(_QUIET, _QUIET_THREADS))
+    has_one_core = run.device.host_cores == 1
+    has_several_threads = run.device.kind == "cpu" and (run.device.threads or 1) > 1
+    if has_one_core and has_several_threads:
+        return _QUIET_CORE_THREADS
+    if has_one_core:
+        return _QUIET_CORE
+    if has_several_threads:
+        return _QUIET_THREADS
+    return _QUIET
 
 
 @cached
@@ -188,7 +204,7 @@ def busy_host(run: Record) -> Verdict:
     if not run.device.conditions:
         return Verdict("n/a", "this record has no conditions of the machine")
     unknown = Verdict("n/a", "this system does not report them")
-    return _for_threads(run, _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown))
+    return _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown)
 
 
 @cached
@@ -199,8 +215,10 @@ def impossible_values(run: Record) -> Verdict:
         return Verdict("n/a", "no floor is known")
     highest = percent_text(floors[["mfu", "mbu"]].max().max())
     possible = Verdict("pass", f"no stage above {highest} of a ceiling")
-    findings = [*_ceiling_findings(run, floors), *_bad_ceilings(run)]
-    return _for_threads(run, _worst_first(findings, possible, reasons=1))
+    findings = [*_ceiling_findings(run, floors)]
+    for text in _bad_ceilings(run):
+        findings.append(Verdict("noisy", text, remedy=_quiet_remedy(run)))
+    return _worst_first(findings, possible, reasons=1)
 
 
 def ceilings_are_wrong(run: Record) -> bool:
@@ -274,13 +292,14 @@ def _worst_first(findings: list[Verdict], none: Verdict, reasons: int | None = N
 
 def _host_findings(run: Record) -> Iterator[Verdict]:
     """Findings about the host; the worst repeat counts. What the system did not report is NaN."""
+    quiet = _quiet_remedy(run)
     table = conditions_table(run)
     waited = (table["waited_s"] / (table["cpu_s"] + table["waited_s"])).max()
     if not math.isnan(waited):
         text = (
             f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
         )
-        yield Verdict(_level(waited, _WAITED_NOTE, _WAITED_NOISY), text, remedy=_QUIET)
+        yield Verdict(_level(waited, _WAITED_NOTE, _WAITED_NOISY), text, remedy=quiet)
     panel = (table["other_threads_s"] / table["wall_s"]).max()
     if panel > _PANEL_NOTE:
         text = f"the panel or other cells used {percent_text(panel)} of a core during the run"
@@ -294,11 +313,11 @@ def _host_findings(run: Record) -> Iterator[Verdict]:
     others = table["others"].max()
     if others > _OTHERS_NOTE:
         text = f"other programs took {percent_text(others)} of all cores"
-        yield Verdict(unsure if _is_crowded(run, others) else "pass", text, remedy=_QUIET)
+        yield Verdict(unsure if _is_crowded(run, others) else "pass", text, remedy=quiet)
     computed = (table["cpu_s"] / table["wall_s"]).min()
     if run.device.kind != "cuda" and 1.0 - computed > _IDLE_NOTE:
         text = f"it computed for only {percent_text(computed)} of the time"
-        yield Verdict(unsure, text, remedy=_QUIET)
+        yield Verdict(unsure, text, remedy=quiet)
 
 
 def _is_crowded(run: Record, others: float) -> bool:
@@ -362,14 +381,15 @@ def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
             above = row["mbu"]
         if not math.isnan(above):
             exceeds = f"{name} exceeds the measured ceiling {times_text(above)}"
-            yield Verdict("noisy", f"{exceeds}, so that ceiling is wrong", remedy=_QUIET)
+            wrong = f"{exceeds}, so that ceiling is wrong"
+            yield Verdict("noisy", wrong, remedy=_quiet_remedy(run))
         elif row["mbu"] > _ABOVE_CEILING:
             reached = f"{name} reaches {percent_text(row['mbu'])} MBU"
             held = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
             yield Verdict("note", f"{reached}: {held}")
 
 
-def _bad_ceilings(run: Record) -> Iterator[Verdict]:
+def _bad_ceilings(run: Record) -> Iterator[str]:
     """Faults of the measured ceilings."""
     measured = measured_ceilings(run)
     if measured is None:
@@ -386,19 +406,17 @@ def _bad_ceilings(run: Record) -> Iterator[Verdict]:
         yield from _scattered("a matrix product", ceilings.taken.matmul_ms)
 
 
-def _beside_sheet(rate: str, measured: float, of_sheet: float, sheet: str) -> Iterator[Verdict]:
-    """A finding where a measured rate is far from the datasheet's."""
+def _beside_sheet(rate: str, measured: float, of_sheet: float, sheet: str) -> Iterator[str]:
+    """What was found where a measured rate is far from the datasheet's."""
     if _LEAST_OF_DATASHEET * of_sheet <= measured <= _MOST_OF_DATASHEET * of_sheet:
         return
-    text = f"the measured {rate} is {percent_text(measured / of_sheet)} of the {sheet}'s"
-    yield Verdict("noisy", text, remedy=_QUIET)
+    yield f"the measured {rate} is {percent_text(measured / of_sheet)} of the {sheet}'s"
 
 
-def _scattered(what: str, times_ms: Sequence[float] | None) -> Iterator[Verdict]:
-    """A finding where the times that a ceiling was measured by are far above the best of them."""
+def _scattered(what: str, times_ms: Sequence[float] | None) -> Iterator[str]:
+    """What was found where the times that a ceiling was measured by are far above their best."""
     if not times_ms:
         return
     ratio = float(np.median(times_ms)) / min(times_ms)
     if ratio > _CEILING_SCATTER:
-        text = f"{what} for a ceiling took {times_text(ratio)} its best time"
-        yield Verdict("noisy", text, remedy=_QUIET)
+        yield f"{what} for a ceiling took {times_text(ratio)} its best time"

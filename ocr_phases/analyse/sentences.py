@@ -42,7 +42,7 @@ _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
 _MUCH_REPEATED = 0.10
 _PHASES = ("prefill", "decode")
-_CEILINGS = "impossible values"  # the check of noise that is of the ceilings, not of the times
+_CEILINGS = "impossible_values"  # the check of noise that is of the ceilings, not of the times
 #: What the number of checks of a verdict is followed by, behind those that passed.
 _COUNTED = {
     "fail": "failed",
@@ -158,13 +158,16 @@ def noise_sentences(run: Record) -> list[str]:
     A busy machine spoils the times, a wrong ceiling the floors: each has its own sentence.
     """
     checks = noisy_checks(run)
-    busy = [check.reason for check in checks if check.label != _CEILINGS]
-    wrong = [check.reason for check in checks if check.label == _CEILINGS]
+    busy = [check.reason for check in checks if check.name != _CEILINGS]
+    wrong = [check.reason for check in checks if check.name == _CEILINGS]
     sentences = []
     if busy:
         sentences.append(f"The machine was busy: {'; '.join(busy)}.")
     if wrong:
-        sentences.append(f"A ceiling of the device was measured wrongly: {'; '.join(wrong)}.")
+        sentences.append(
+            "The device's peak rates could not be measured, so there are no floors: "
+            f"{'; '.join(wrong)}."
+        )
     return [*sentences, *dict.fromkeys(check.remedy for check in checks)]
 
 
@@ -187,8 +190,8 @@ def floor_sentence(run: Record) -> str:
     """
     if ceilings_are_wrong(run):
         return (
-            "How far a decode step is from its floor is unknown, because a ceiling was measured "
-            "wrongly."
+            "How far a decode step is from its floor is unknown, because the device's peak rates "
+            "could not be measured."
         )
     floors = trusted_floors(run)
     ceilings = ceilings_of(run)
@@ -231,7 +234,7 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     failed = _labels(rules, "fail")
     if failed:
         return f"Do not trust these times: these checks failed: {', '.join(failed)}. {counts}."
-    sentence = f"No check failed{_noise_clause(_labels(rules, 'noisy'))}. {counts}."
+    sentence = f"No check failed{_noise_clause(rules)}. {counts}."
     notes = _labels(rules, "note")
     if notes:
         sentence += f" Read the notes of: {', '.join(notes)}."
@@ -253,17 +256,25 @@ def _counts_text(rules: Sequence[Verdict]) -> str:
     return ", ".join(parts)
 
 
-def _noise_clause(noisy: Sequence[str]) -> str:
+def _noise_clause(rules: Sequence[Verdict]) -> str:
     """What the checks of noise found, as the end of a sentence; empty where they found none.
 
     A wrong ceiling spoils floors, MFU and MBU, but no time; a busy machine spoils the times.
     """
-    busy = [label for label in noisy if label != _CEILINGS]
+    busy = []
     clauses = []
+    ceilings = ""
+    for check in with_verdict(rules, "noisy"):
+        if check.name == _CEILINGS:
+            ceilings = check.label
+        else:
+            busy.append(check.label)
     if busy:
         clauses.append(f"the machine was busy ({', '.join(busy)})")
-    if _CEILINGS in noisy:
-        clauses.append(f"a ceiling of the device was measured wrongly ({_CEILINGS})")
+    if ceilings:
+        clauses.append(
+            f"the device's peak rates could not be measured ({ceilings}), so there are no floors"
+        )
     if not clauses:
         return ""
     return f", but {' and '.join(clauses)}"

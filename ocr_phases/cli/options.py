@@ -31,7 +31,7 @@ OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
-SHARED = ("prompt", *SIZE_SETTINGS, "infer", "ignore_eos", "repeats", "warmup", "seed")
+SHARED = ("prompt", *SIZE_SETTINGS, "infer", "threads", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that may be given beside ``--published``: what the weights run on, and how. The
 #: page, its prompt and its reference text are fixed, so that files of several people compare.
 BESIDE_PUBLISHED = (

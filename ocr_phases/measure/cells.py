@@ -40,6 +40,8 @@ from ocr_phases.settings import RunSettings, Settings
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
 #: What those share, too, whose cells are not asked for now.
 REQUEST = ("prompt", "repeats", "warmup", "seed", "ignore_eos")
+#: The same of a request, which a sweep has only where it was given.
+_WHERE_GIVEN = ("infer", "threads")
 #: What a cell has of its own.
 OF_CELL = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
 
@@ -197,7 +199,7 @@ def read_statuses(
                 f"{path} is no finished cell of a sweep: move it to another folder."
             )
         if status is not None:
-            must_agree = _SUBJECT if name in again else (*_SUBJECT, *REQUEST, "infer")
+            must_agree = _SUBJECT if name in again else (*_SUBJECT, *REQUEST, *_WHERE_GIVEN)
             _check_same_sweep(runs.parent, status["asked"], shared, must_agree)
     return statuses
 
@@ -208,9 +210,8 @@ def _check_same_sweep(
     """Raise `OcrPhasesError` where a folder has a cell of another page, model or request."""
     for name in names:
         wanted = shared.get(name)
-        # A greedy sweep has no infer. Another entry is missing only in the file of an older
-        # version, which did not keep it.
-        if name not in recorded and name != "infer":
+        # Another entry is missing only in the file of an older version, which did not keep it.
+        if name not in recorded and name not in _WHERE_GIVEN:
             continue
         before = recorded.get(name)
         if before == wanted:

@@ -344,17 +344,27 @@ def resolve_device(device: str) -> str:
             "device", f"Unknown device {device!r}: use auto, cpu, cuda, cuda:N or mps.{hint}"
         )
     if not torch.cuda.is_available():
-        raise SettingError(
-            "device",
-            f"Device {device} was asked for, but torch sees no CUDA GPU here (its CPU build never "
-            "does): use device cpu.",
-        )
+        raise SettingError("device", _why_no_cuda(device))
     count = torch.cuda.device_count()
     if int(match[1] or 0) >= count:
         raise SettingError(
             "device", f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
         )
     return device
+
+
+def _why_no_cuda(device: str) -> str:
+    """Why torch cannot use the CUDA device that was asked for, and what to do."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return (
+            f"Device {device} was asked for, but this torch {torch.__version__} is a build for "
+            "CPUs: install one for your GPU (https://pytorch.org/get-started/locally), or use "
+            "device cpu."
+        )
+    return (
+        f"Device {device} was asked for, but torch sees no such GPU here: look whether nvidia-smi "
+        "shows it and CUDA_VISIBLE_DEVICES hides it, or use device cpu."
+    )
 
 
 def is_cuda_elsewhere(device: str) -> bool:

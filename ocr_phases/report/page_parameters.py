@@ -58,6 +58,7 @@ _OF_SWEEP = (
     "prompt",
     *SIZE_SETTINGS,
     "infer",
+    "threads",
     "repeats",
     "warmup",
     "seed",

@@ -814,6 +814,7 @@ class OCRSession(Hinted):
         min_crops: int | None = None,
         max_crops: int | None = None,
         infer: Mapping[str, Any] | str | None = None,
+        threads: int | None = None,
         repeats: int = 3,
         warmup: int = 1,
         seed: int = 0,
@@ -855,6 +856,8 @@ class OCRSession(Hinted):
         infer : mapping or str, optional
             How the next token is chosen in every cell, as `run_inference` takes it. The default is
             greedy.
+        threads : int, optional
+            Number of CPU threads that torch uses in every cell; the default is torch's own choice.
         repeats : int, default 3
             Number of measured runs of each cell; a time is the median over them.
         warmup : int, default 1
@@ -905,6 +908,7 @@ class OCRSession(Hinted):
             min_crops=min_crops,
             max_crops=max_crops,
             infer=infer,
+            threads=threads,
             repeats=repeats,
             warmup=warmup,
             seed=seed,

@@ -84,6 +84,7 @@ class Sweep:
     min_crops: int | None = None
     max_crops: int | None = None
     infer: Mapping[str, Any] | str | None = None
+    threads: int | None = None
     repeats: int = 3
     warmup: int = 1
     seed: int = 0
@@ -139,6 +140,7 @@ class Sweep:
                     min_crops=self.min_crops,
                     max_crops=self.max_crops,
                     infer=self.infer_text,
+                    threads=self.threads,
                     repeats=self.repeats,
                     warmup=self.warmup,
                     seed=self.seed,
@@ -247,6 +249,8 @@ class Sweep:
         shared: dict[str, Any] = {name: getattr(self.cells[0], name) for name in REQUEST}
         if self.infer is not None:  # sweeps of earlier versions have no such entry
             shared["infer"] = self.infer_text
+        if self.threads is not None:
+            shared["threads"] = self.threads
         sizes = vars(ViewSizes.from_settings(self))
         shared |= {name: size for name, size in sizes.items() if size is not None}
         shared |= {
@@ -336,6 +340,7 @@ def sweep(
     min_crops: int | None = None,
     max_crops: int | None = None,
     infer: Mapping[str, Any] | str | None = None,
+    threads: int | None = None,
     repeats: int = 3,
     warmup: int = 1,
     seed: int = 0,
@@ -385,6 +390,8 @@ def sweep(
     infer : mapping or str, optional
         How the next token is chosen in every cell, as `OCRSession.run_inference` takes it. The
         default is greedy.
+    threads : int, optional
+        Number of CPU threads that torch uses in every cell; the default is torch's own choice.
     repeats : int, default 3
         Number of measured runs of each cell.
     warmup : int, default 1
@@ -448,6 +455,7 @@ def sweep(
         min_crops=min_crops,
         max_crops=max_crops,
         infer=infer,
+        threads=threads,
         repeats=repeats,
         warmup=warmup,
         seed=seed,

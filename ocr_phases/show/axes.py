@@ -99,7 +99,9 @@ def style_axes(axes: Axes, title: str = "") -> None:
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
     """A figure with one sentence in place of a plot; or ``ax`` with that sentence."""
-    axes = blank_figure(1.0).subplots() if ax is None else ax
+    axes = ax
+    if axes is None:
+        axes = blank_figure(1.0).subplots()
     # On the left and in short lines, for a screen that shows no more of it.
     lines_of_text = textwrap.fill(text, _SENTENCE_LINE)
     look = {**SMALL, "fontsize": 10, "color": MUTED}
@@ -172,20 +174,25 @@ def hbars(axes: Axes, rows: Sequence[ChartBar]) -> None:
     A piece of `FAINT` is hollow; an outline keeps one in sight that is as thin as itself.
     """
     unit_box = np.array([(0, -0.5), (0, 0.5), (1, 0.5), (1, -0.5)])
-    boxes: list[np.ndarray] = []
+    rectangles: list[np.ndarray] = []
     colours: list[Any] = []
     edges: list[Any] = []
     beside: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
     name_look = {**SMALL, "fontsize": 9.5}
     for place, (name, pieces, text) in enumerate(rows):
         for start, length, colour in pieces:
-            boxes.append(unit_box * (length, _BAR) + (start, place))
+            rectangles.append(unit_box * (length, _BAR) + (start, place))
             colours.append(colour)
             edges.append(REST if colour == FAINT else colour)
         axes.annotate(name, (0, place), (-7, 0), ha="right", va="center", **beside, **name_look)
         axes.annotate(text, (1, place), (6, 0), va="center", **beside, **SMALL)
-    axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors=edges, linewidths=0.8))
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.02 * axes.dataLim.xmax or 1.0))
+    bars = PolyCollection(rectangles, facecolors=colours, edgecolors=edges, linewidths=0.8)
+    axes.add_collection(bars)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row above
+    end = 1.02 * axes.dataLim.xmax
+    if end == 0.0:
+        end = 1.0  # an axis needs a length
+    axes.set_xlim(0, end)
     axes.yaxis.set_visible(False)
 
 
@@ -241,7 +248,9 @@ def lines(
     """
     bunch = bunches(len(times))
     at = at.astype("float64").groupby(bunch).first()
-    lower_end, upper_end = ends or (times, times)
+    if not ends:
+        ends = (times, times)
+    lower_end, upper_end = ends
     low = lower_end.groupby(bunch).min()
     high = upper_end.groupby(bunch).max()
     if (high > low).any():

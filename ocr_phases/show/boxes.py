@@ -79,10 +79,15 @@ def type_colour(ground: str) -> str:
     """
     luminance = 0.0
     for value, weight in zip(ImageColor.getrgb(ground)[:3], (0.2126, 0.7152, 0.0722), strict=True):
-        part = value / 255
-        linear = part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
-        luminance += weight * linear
+        luminance += weight * _linear_light(value / 255)
     return "#000000" if luminance > _EVEN_LUMINANCE else "#ffffff"
+
+
+def _linear_light(level: float) -> float:
+    """A level of sRGB as its share of the most light, both from 0 to 1, as WCAG 2 counts it."""
+    if level <= 0.04045:
+        return level / 12.92
+    return ((level + 0.055) / 1.055) ** 2.4
 
 
 class DrawnBox(NamedTuple):
@@ -127,7 +132,9 @@ def region_boxes(
     """
     times = dict(zip(table["region"], table["decode_ms"], strict=True))
     region_times = [ms for region, ms in times.items() if region != PREAMBLE]
-    slowest = max(region_times, default=0.0) or 1.0
+    slowest = max(region_times, default=0.0)
+    if slowest == 0.0:
+        slowest = 1.0  # of no times all are short
     uncertain_regions: set[int] = set()
     if "uncertain" in table:
         uncertain_regions = set(table["region"][table["uncertain"]])
@@ -177,8 +184,9 @@ def place_tags(
         spots = _spots(box.box, (width, height), page_size)
         last_tags = placed[max(index - _MOST_NEIGHBOURS, 0) : index]
         hidden = overlaps(spots, others).sum(axis=1)
-        # A later spot has to hide clearly less to be taken.
-        hidden = hidden + np.arange(len(spots)) * (width * height) // 16
+        # A later spot has to hide clearly less to be taken: a sixteenth of the tag for each place.
+        tag_area = width * height
+        hidden = hidden + np.arange(len(spots)) * tag_area // 16
         # Another tag is far worse to hide than a box.
         hidden += 20 * overlaps(spots, last_tags).sum(axis=1)
         placed[index] = spots[hidden.argmin()]

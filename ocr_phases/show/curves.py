@@ -84,7 +84,10 @@ def _differing_ways(table: pd.DataFrame, ways: list[str]) -> list[str]:
     columns = list(ways)
     if "model" in table:
         columns = ["model", *loaded_ways(table), *ways]
-    return [column for column in columns if table[column].nunique() > 1] or ways[-1:]
+    differing = [column for column in columns if table[column].nunique() > 1]
+    if not differing:
+        return ways[-1:]
+    return differing
 
 
 def _line_names(table: pd.DataFrame, ways: list[str]) -> list[str]:

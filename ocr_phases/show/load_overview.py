@@ -56,7 +56,8 @@ def plot_load_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figu
     _, (axes,) = new_figure(4.2, [load_verdict(table)], ax)
     timed = table.dropna(subset=["ttft_p50_ms"])
     axes.set_prop_cycle(color=[VIOLET, ORANGE])
-    axes.plot(timed["pages_per_min"], timed[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
+    latencies = timed[list(_LATENCIES)]
+    axes.plot(timed["pages_per_min"], latencies, "o", label=list(_LATENCIES.values()))
     points = timed[["level", "pages_per_min", "ttft_p50_ms"]]
     for level, rate, ttft in points.itertuples(index=False):
         place = _NAME_BELOW if level.endswith("/min") else _NAME_ABOVE
@@ -93,7 +94,9 @@ def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 def _waited_during(others: pd.DataFrame, times: list[float], gap: int) -> bool:
     """Whether one of the other pages waited for its first token in this gap between tokens."""
-    waited = (others["begun"] < times[gap + 1]) & (others["first"] > times[gap])
+    gap_start = times[gap]
+    gap_end = times[gap + 1]
+    waited = (others["begun"] < gap_end) & (others["first"] > gap_start)
     return bool(waited.any())
 
 

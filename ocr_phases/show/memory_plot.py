@@ -10,6 +10,7 @@ from ocr_phases.show.axes import ChartBar, hbars, lines, name_axis, new_figure, 
 from ocr_phases.show.colours import FAINT, GREEN, PHASE_COLOURS
 from ocr_phases.text import bytes_text
 
+_ROOM_ABOVE = 1.22  # the height of the KV cache's axes, in largest sizes
 _SOURCES = {
     "cuda_peak_allocated": "allocated on the device",
     "process_high_water_mark": "whole process",
@@ -31,7 +32,9 @@ def plot_memory(run: Record) -> Figure:
         sentence_figure("Peak memory could not be measured here.", left)
     if sizes:
         lines(right, pd.Series(range(len(sizes))), pd.Series(sizes), color=GREEN, linewidth=2)
-        right.set(xlim=(0, max(1, len(sizes) - 1)), ylim=(0, 1.22 * max(sizes)))
+        last_step = len(sizes) - 1
+        right.set_xlim(0, max(1, last_step))
+        right.set_ylim(0, _ROOM_ABOVE * max(sizes))
         name_axis(right.xaxis, "decode steps done (0: after the prefill)", "")
         name_axis(right.yaxis, "keys and values", "bytes")
     else:

@@ -193,8 +193,9 @@ def plot_page(
     if ax is None:
         ax = _axes_for(image)
     pictures = _pictures(image, run, row, page, _legible_type_size(image, ax))
-    # By label, then by time where there are times.
-    picture, title = pictures[-1] if color == "time" else pictures[0]
+    picture, title = pictures[0]  # by label
+    if color == "time":
+        picture, title = pictures[-1]  # the same one where there are no times
     ax.imshow(np.asarray(picture), interpolation="antialiased")
     if len(pages) > 1:
         title += f", page {page + 1} of {len(pages)}"
@@ -280,7 +281,9 @@ def _sum_sentence(run: Record, row: int) -> str:
     if not has_region_times(run, row):
         return ""
     table = regions_of(run, row)
-    parts = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
+    parts = "Regions"
+    if (table["region"] == PREAMBLE).any():
+        parts = "Regions and preamble"
     return (
         f"{parts} take {ms_text(table['decode_ms'].sum())} together, the sum of their tokens' "
         "median times, and each share is a share of that. The whole decode phase took "
@@ -290,9 +293,13 @@ def _sum_sentence(run: Record, row: int) -> str:
 
 def page_heading(page: int, pages: int) -> Html:
     """The heading of a page of a prompt, counted from 1; nothing for a single one."""
-    return element("h4", f"Page {page + 1} of {pages}") if pages > 1 else fragment()
+    if pages == 1:
+        return fragment()
+    return element("h4", f"Page {page + 1} of {pages}")
 
 
 def row_heading(run: Record, row: int) -> Html:
     """The heading of a row of a batch, counted from 1; nothing for a single one."""
-    return element("h3", f"Row {row + 1}") if len(run.results) > 1 else fragment()
+    if len(run.results) == 1:
+        return fragment()
+    return element("h3", f"Row {row + 1}")

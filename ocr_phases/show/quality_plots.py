@@ -95,7 +95,9 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
             "compression to draw."
         )
     _, (axes,) = new_figure(4.4, ["What a page loses over its compression, one point per page"])
-    losses = known[lost] if lost == "edit_distance" else 1.0 - known[lost]
+    losses = known[lost]
+    if lost != "edit_distance":
+        losses = 1.0 - losses
     known = known.assign(lost=100.0 * losses)
     presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
     for preset, colour, marker in zip(presets, cycle(COLOURS), cycle(_MARKERS), strict=False):

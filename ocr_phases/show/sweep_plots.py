@@ -120,7 +120,13 @@ def _longest(table: pd.DataFrame) -> pd.DataFrame:
 
 def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
     """The names of cells by what differs between them, apart from the setting ``but``."""
-    return [cell_name(row, table, but) or str(row["preset"]) for _, row in table.iterrows()]
+    names = []
+    for _, row in table.iterrows():
+        name = cell_name(row, table, but)
+        if not name:  # nothing differs
+            name = str(row["preset"])
+        names.append(name)
+    return names
 
 
 def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,6 +20,15 @@ from ocr_phases.text import count_text, ms_text
 #: Decode steps without a prefill are drawn by stage up to this number.
 _MOST_STEPS_BY_STAGE = 20
 _CLOCK_ROUNDING_MS = 1e-5  # starts and lengths of spans are rounded, each by itself
+
+
+@dataclass(frozen=True)
+class _SpansChart:
+    """One chart of a timeline: its spans, its lanes, and the places in ms of pauses left out."""
+
+    spans: pd.DataFrame
+    rows: list[ChartBar]
+    breaks: list[float]
 
 
 def plot_phase_timeline(run: Record) -> Figure:
@@ -45,28 +56,27 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         return sentence_figure("There are no spans to draw.")
     spans = named_spans(spans)
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
-    charts = []
-    breaks = []
-    lengths = []
-    if len(early):
-        drawn, at = without_pauses(early)
+    charts: list[_SpansChart] = []
+    if not early.empty:
+        drawn, breaks = without_pauses(early)
         rows = _stage_lanes(drawn) or _phase_lanes(drawn)
-        charts.append((_spans_title(drawn, note), rows, _axis_label(at)))
-        breaks.append(at)
-        lengths.append(_total_ms(drawn))
+        charts.append(_SpansChart(drawn, rows, breaks))
     if len(early) < len(spans):
-        drawn, at = without_pauses(spans)
+        drawn, breaks = without_pauses(spans)
         rows = _phase_lanes(drawn)
         # A few decode steps by themselves: what each of them took is the question.
         if early.empty and (spans["stage"] == "decode_step").sum() <= _MOST_STEPS_BY_STAGE:
             rows = _stage_lanes(drawn) or rows
-        charts.append((_spans_title(drawn, note), rows, _axis_label(at)))
-        breaks.append(at)
-        lengths.append(_total_ms(drawn))
-    figure, all_axes = bar_charts(charts)
-    for axes, at, length in zip(all_axes, breaks, lengths, strict=True):
-        axes.set_xlim(0, 1.02 * length or 1.0)
-        _break_axis(axes, at)
+        charts.append(_SpansChart(drawn, rows, breaks))
+    titled_rows = []
+    for chart in charts:
+        title = _spans_title(chart.spans, note)
+        titled_rows.append((title, chart.rows, _axis_label(chart.breaks)))
+    figure, all_axes = bar_charts(titled_rows)
+    for axes, chart in zip(all_axes, charts, strict=True):
+        length_ms = _total_ms(chart.spans)
+        axes.set_xlim(0, 1.02 * length_ms or 1.0)
+        _break_axis(axes, chart.breaks)
     return figure
 
 

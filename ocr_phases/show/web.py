@@ -41,8 +41,11 @@ def printable(text: str, longest: int = 24) -> str:
     What no font can draw becomes a space, and a text that is cut ends in an ellipsis.
     """
     beginning = text[: 4 * longest]  # a text may be very long
-    drawable = "".join(char if char.isprintable() else " " for char in beginning)
-    line = " ".join(drawable.split())
+    drawable = []
+    for char in beginning:
+        drawable.append(char if char.isprintable() else " ")
+    words = "".join(drawable).split()
+    line = " ".join(words)
     if len(line) <= longest:
         return line
     return line[: longest - 1] + "…"
@@ -189,10 +192,11 @@ def _fact(name: str, value: Any) -> str:
     Of a mapping within another one, what is not known is left out.
     """
     if isinstance(value, Mapping):
-        known = {str(inner): item for inner, item in value.items() if item is not None}
-        return ", ".join(f"{inner} {_fact(inner, item)}" for inner, item in known.items()) or "none"
+        return _mapping_in_words(value)
     if isinstance(value, list | tuple):
-        between = "; " if any(isinstance(item, Mapping) for item in value) else ", "
+        between = ", "
+        if any(isinstance(item, Mapping) for item in value):
+            between = "; "  # the items of a mapping have commas between them
         return between.join(_fact(name, item) for item in value)
     if value is None:
         return NOT_AVAILABLE
@@ -203,6 +207,17 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, float) and name.endswith("_ms"):
         return ms_text(value)
     return str(value)
+
+
+def _mapping_in_words(values: Mapping[Any, Any]) -> str:
+    words = []
+    for key, item in values.items():
+        if item is not None:
+            name = str(key)
+            words.append(f"{name} {_fact(name, item)}")
+    if not words:
+        return "none"
+    return ", ".join(words)
 
 
 def pairs(values: Mapping[str, Any]) -> Html:

@@ -163,7 +163,9 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
 
 
 def selected_tokens(run: Record, row: int, selection: list[int]) -> pd.DataFrame:
-    """The tokens of a selection, with the columns of `tokens_of`, and ``share``: of the decode."""
+    """The tokens of a selection, with the columns of `tokens_of`, and ``share``: of the time of
+    all tokens.
+    """
     tokens = tokens_of(run, row)
     if not selection:
         selection = [0, 0]
