@@ -368,6 +368,23 @@ def test_a_start_says_how_long_the_last_one_compiled(
     assert "the last time" in third
 
 
+def test_a_step_is_compiled_once_and_only_where_that_is_asked_for(
+    golden_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    compiled = StaticStep(golden_session.model, 1, CAPACITY, "compiled").ready_for(8, 2)
+    compile_ms = compiled.setup.compile_ms
+    compiled.ready_for(8, 2)
+    compiled.ready_for(8, CAPACITY - 8)
+    eager = StaticStep(golden_session.model, 1, CAPACITY, "eager").ready_for(8, 2)
+
+    assert compile_ms > 0
+    assert compiled.setup.compile_ms == compile_ms
+    assert eager.setup.compile_ms is None
+
+
 def test_what_cannot_be_compiled_is_one_sentence() -> None:
     def break_the_graph(value: Tensor) -> Tensor:
         torch._dynamo.graph_break()
