@@ -272,6 +272,9 @@ CASES: dict[str, dict[str, CheckCase]] = {
         "second-row": CheckCase(
             with_loop(), "note", "row 2: 3 tokens 20 times from token 101 on, up to the limit"
         ),
+        "random-weights": CheckCase(
+            altered(with_loop(), model={"source": "random weights"}), "n/a", "weights are random"
+        ),
     },
     "busy_host": {
         "waited-long": CheckCase(with_host(waited_s=2.0), "noisy", "33 %"),

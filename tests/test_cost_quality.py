@@ -138,6 +138,14 @@ def test_a_sweep_shows_cost_beside_quality_as_picture_and_table(truth: Truth | N
     assert {"h2", "svg", "table"} <= shown.tags()
 
 
+def test_the_first_of_the_panels_beside_each_other_says_what_is_lost() -> None:
+    figure = SweepResult(runs_of_two_presets(), failed_cells()).plot.cost_quality()
+    first, *others = figure.axes
+    assert first.get_ylabel().endswith("(%)")
+    assert others
+    assert [axes.get_ylabel() for axes in others] == [""] * len(others)
+
+
 #: A record that goes on after the end token, so that its text has no end of its own.
 ENDLESS_RUN = altered(make_run(), request={"ignore_eos": True})
 

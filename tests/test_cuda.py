@@ -18,8 +18,8 @@ from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
-from ocr_phases.steps.compiled import norm_forwards
-from ocr_phases.steps.forwards import replaced_forwards
+from ocr_phases.steps.compiled import norm_methods
+from ocr_phases.steps.forwards import methods_of_kinds
 from ocr_phases.steps.phases import generate
 
 pytestmark = [
@@ -157,7 +157,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset: str) -> None:
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.loaded_model.steps.values()
     language_model = session.interface.modules(session.model)["language_model"]
-    with replaced_forwards(norm_forwards(language_model)):
+    with methods_of_kinds(norm_methods(language_model)):
         plain = session.run_prefill(inputs, cache=step.fresh_cache())
     keys_before = [layer.keys.clone() for layer in step.cache.layers]
     captured = session.run_prefill(inputs, step=step)

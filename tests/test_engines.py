@@ -241,7 +241,7 @@ def test_a_repetition_penalty_is_sent_where_there_is_one(
 def test_a_repetition_penalty_is_refused_where_the_server_has_none() -> None:
     with (
         served("other") as fake,
-        pytest.raises(OcrPhasesError, match=r"This server cannot do repetition_penalty=1\.2"),
+        pytest.raises(OcrPhasesError, match=r"repetition_penalty=1\.2 is not possible"),
     ):
         measure(fake, infer={"repetition_penalty": 1.2})
 
@@ -666,6 +666,16 @@ def test_the_plots_of_a_load_show_its_pages() -> None:
     assert axes.lines[0].get_xdata().tolist() == [3.0, 5.0]  # of the page asked for after 1 s
     points, _ = result.plot.throughput().axes[0].lines
     assert points.get_ydata().tolist() == [1000.0]
+
+
+def test_names_of_levels_stand_above_and_those_of_the_open_loop_below() -> None:
+    at_once = AskedPage(level="2 at once", begun=0.0, times=[1.0, 2.0], tokens=2, timed=True)
+    at_random = AskedPage(level="60/min", begun=0.0, times=[1.0, 2.0], tokens=2, timed=True)
+
+    (axes,) = LoadResult("here", [at_once, at_random]).plot.throughput().axes
+
+    points_above = {text.get_text(): text.xyann[1] for text in axes.texts}
+    assert points_above["2 at once"] > 0 > points_above["60/min"]
 
 
 def test_a_load_in_which_all_failed_has_no_knee() -> None:

@@ -1,11 +1,15 @@
 """The linked view of a finished record: its widgets, and its block in a report."""
 
+import base64
+import io
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets
+import numpy as np
 import pytest
 import traitlets
 from conftest import RUNS
@@ -14,11 +18,14 @@ from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
+from PIL import Image
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.text import ms_text
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
 from ocr_phases.view.markdown import markdown_html
+from ocr_phases.view.overlay import MOST_OTHERS
+from ocr_phases.view.still_picture import still_bundle
 from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TokenStrip
 
 RECORD = RUNS / "tiny-receipt.json.gz"
@@ -249,7 +256,43 @@ def test_a_row_that_a_record_lacks_becomes_its_last_one() -> None:
     assert view.row == 1
 
 
+def test_the_browser_hears_and_tells_what_is_chosen() -> None:
+    assert {"token", "row", "sheet", "selection", "color"} <= set(RecordView(make_run()).keys)
+
+
+def tallest_red_line(run: PhaseRun, token: int) -> int:
+    """How many pixels of one column are red in the picture of a curve at a token."""
+    jpeg = base64.b64decode(still_bundle(run, 0, token, "type", "page")["image/jpeg"])
+    pixels = np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")).astype(int)[:, -600:]
+    red, green, blue = np.moveaxis(pixels, 2, 0)
+    return int(((red > 150) & (green < 120) & (blue < 120)).sum(axis=0).max())
+
+
+def test_a_line_marks_the_token_s_step_in_the_picture_of_a_curve(run: PhaseRun) -> None:
+    assert tallest_red_line(run, 40) > 200
+    assert tallest_red_line(run, 0) < 20  # the prefill makes it
+
+
+@pytest.mark.parametrize("others", [1, MOST_OTHERS])
+def test_up_to_five_records_are_drawn_over_a_curve(run: PhaseRun, others: int) -> None:
+    assert len(LatencyCurve(run, others=[run] * others).curves) == 1 + others
+
+
 # -- the block of a report -------------------------------------------------------------------------
+
+
+def test_the_words_of_a_box_stand_amid_their_ground(run: PhaseRun) -> None:
+    marks = Elements(view_block(run)).found
+    tags = [
+        (ground, words)
+        for (_, ground), (_, words) in itertools.pairwise(marks)
+        if "textlength" in words
+    ]
+    assert tags
+    for ground, words in tags:
+        before = float(words["x"]) - float(ground["x"])
+        behind = float(ground["width"]) - before - float(words["textlength"])
+        assert behind == before > 0
 
 
 def test_the_block_of_a_report_has_all_that_the_view_draws_and_the_page_once(

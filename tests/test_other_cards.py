@@ -244,7 +244,7 @@ def test_a_card_without_a_datasheet_is_refused() -> None:
     ("card", "guess"),
     [
         ("rtx4090", "RTX 4090"),
-        ("H200-SXM", "H200 SXM"),
+        ("rtx pro6000", "RTX PRO 6000"),
         ("GTX 1650", None),  # like the names of other cards, and none of them
         ("RTX 4080", None),
         ("L5", None),

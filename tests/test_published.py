@@ -162,6 +162,12 @@ def test_a_sentence_in_the_file_has_no_paths_and_no_names(sentence, shown, someb
     assert without_private_words(sentence) == shown
 
 
+def test_signs_in_a_host_s_name_are_no_pattern(monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "lab+gpu.17")
+    sentence = "Here is lab+gpu.17, and labbgpu_17 is another."
+    assert without_private_words(sentence) == "Here is (hidden), and labbgpu_17 is another."
+
+
 def test_the_issue_form_asks_for_the_file_that_the_command_writes():
     form = Path(__file__).parents[1] / ".github" / "ISSUE_TEMPLATE" / "published_weights.yml"
     text = form.read_text()

@@ -140,43 +140,45 @@ def test_only_the_cell_that_is_missing_is_measured(
     assert two.page_image() is None
 
 
-def test_cells_are_measured_again_for_another_request_and_earlier_records_stay(
+def test_a_cell_is_measured_again_for_another_request_and_earlier_records_stay(
     golden_session: OCRSession, folder: Path
 ) -> None:
-    both = {"batches": [1, 2]}
-    states(golden_session, folder, **both)
+    with refused():  # the new cell would stand beside one of another request
+        outcomes(golden_session, folder, batches=[2], repeats=2)
 
-    with refused():  # a cell would stand beside one that was not asked for
-        outcomes(golden_session, folder, repeats=2)
-    again = states(golden_session, folder, **both, repeats=2)
-    assert again == {ONE: "measured", TWO: "measured"}
-    back = states(golden_session, folder, **both)
-    assert back == {ONE: "measured", TWO: "measured"}
+    assert states(golden_session, folder, repeats=2) == {ONE: "measured"}
+    assert states(golden_session, folder) == {ONE: "measured"}
 
-    assert sorted(len(run.repeats) for run in earlier_runs(folder, TWO)) == [1, 2]
+    assert sorted(len(run.repeats) for run in earlier_runs(folder, ONE)) == [1, 2]
 
 
-def test_a_cell_of_another_version_or_with_a_broken_file_is_measured_again(
+def test_a_cell_of_another_version_is_measured_again(
     golden_session: OCRSession, folder: Path
 ) -> None:
-    axes = {"batches": [1, 2], "lengths": [2, 3]}
-    states(golden_session, folder, batches=[1, 2])
-    run = PhaseRun.load(record_of(folder, TWO))
-    old = dataclasses.replace(run, versions={**run.versions, "torch": "1.0"})
-    old.save(record_of(folder, TWO))
-    record_of(folder, ONE).write_text("{")
+    run = PhaseRun.load(record_of(folder, ONE))
+    of_another_version = dataclasses.replace(run, versions={**run.versions, "torch": "1.0"})
+    of_another_version.save(record_of(folder, ONE))
 
-    found = states(golden_session, folder, **axes)
+    assert states(golden_session, folder) == {ONE: "measured"}
 
-    assert found == {
-        ONE: "measured",
-        TWO: "measured",
-        "tiny-eager-b1-n3": "measured",
-        "tiny-eager-b2-n3": "measured",
-    }
-    assert set(states(golden_session, folder, **axes).values()) == {"kept"}
-    (earlier,) = earlier_runs(folder, TWO)
+    (earlier,) = earlier_runs(folder, ONE)
     assert earlier.versions["torch"] == "1.0"
+    assert states(golden_session, folder) == {ONE: "kept"}
+
+
+def test_a_cell_whose_file_is_no_record_is_measured_again(
+    golden_session: OCRSession, folder: Path
+) -> None:
+    record_of(folder, ONE).write_text("{")
+    assert states(golden_session, folder) == {ONE: "measured"}
+    assert states(golden_session, folder) == {ONE: "kept"}
+
+
+def test_only_the_length_that_is_missing_is_measured(
+    golden_session: OCRSession, folder: Path
+) -> None:
+    found = states(golden_session, folder, lengths=[2, 3])
+    assert found == {ONE: "kept", "tiny-eager-b1-n3": "measured"}
 
 
 def test_a_folder_is_one_sweep(
@@ -334,20 +336,17 @@ def test_a_cell_that_failed_is_tried_again_only_when_asked_to(
     assert set(SweepResult.load(folder).failures["max_new_tokens"]) == {99_999}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param("", id="an empty file"),
-        pytest.param("[" * 100_000, id="nested too deeply"),
-        pytest.param("{}", id="nothing in it"),
-    ],
-)
 def test_a_cell_whose_status_is_damaged_is_tried_again(
-    partly_failed: list[CellOutcome], golden_session: OCRSession, folder: Path, damage: str
+    partly_failed: list[CellOutcome], golden_session: OCRSession, folder: Path
 ) -> None:
-    (folder / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
-    again = outcomes(golden_session, folder, **LONG_AND_SHORT)
-    assert again[0].reason == partly_failed[0].reason
+    status = folder / "runs" / "tiny-eager-b1-n99999.status.json"
+    empty = ""
+    nested_too_deeply = "[" * 100_000
+    without_entries = "{}"
+    for damage in (empty, nested_too_deeply, without_entries):
+        status.write_text(damage)
+        again = outcomes(golden_session, folder, **LONG_AND_SHORT)
+        assert again[0].reason == partly_failed[0].reason
 
 
 def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(

@@ -314,7 +314,14 @@ def _visible_page(run: Record) -> Verdict:
 
 
 def _repetition_loop(run: Record) -> Verdict:
-    """Every loop is noted with its place, its length and what it takes of the decode time."""
+    """Every loop is noted with its place, its length and what it takes of the decode time.
+
+    Random weights write noise, whose loops are no fault of a model.
+    """
+    if run.has_random_weights:
+        return Verdict(
+            "n/a", "the weights are random, so the text is noise and a loop says nothing"
+        )
     loops = []
     for loop in repetition_table(run).to_dict("records"):
         text = f"row {loop['row'] + 1}: " if len(run.results) > 1 else ""

@@ -120,14 +120,17 @@ class ComparedRecords(Hinted):
         self.labels = run_labels(runs) if labels is None else list(labels)
         if not 0.0 <= margin < 100.0:
             raise OcrPhasesError(
-                f"{margin:g} is no margin: give per cent from 0 to below 100, like 2."
+                f"A margin of {margin:g} is not possible: give a percentage from 0 to below 100, "
+                "such as 2."
             )
         if len(self.runs) < 2:
             raise OcrPhasesError("A comparison needs at least two records: name another one.")
         if len(self.labels) != len(self.runs) or len(set(self.labels)) != len(self.labels):
             count = count_text(len(self.runs), "label")
             named = ", ".join(self.labels) or "none"
-            raise OcrPhasesError(f"Give {count}, one a record and all different: got {named}.")
+            raise OcrPhasesError(
+                f"Give {count}, one for each record and all different, instead of {named}."
+            )
         self._others = [*zip(self.runs[1:], self.labels[1:], strict=True)]
 
     @cached_property
@@ -247,11 +250,10 @@ class ComparedRecords(Hinted):
             check_known("metric", name, known, listed_in="the table that compare prints")
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
             if lacks:
-                raise OcrPhasesError(
-                    f"{name} is not in both records ({lacks}): give both the same reference "
-                    "text, or name "
-                    "another metric."
-                )
+                remedy = "name another metric"
+                if name in MEASURES:
+                    remedy = f"give both the same reference text, or {remedy}"
+                raise OcrPhasesError(f"{name} is not in both records ({lacks}): {remedy}.")
         if rows.empty:
             raise OcrPhasesError(
                 f"The records share none of {', '.join(self.figures)}: name a metric (--metric)."

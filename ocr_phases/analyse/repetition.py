@@ -211,7 +211,11 @@ def _widened(loop: Stretch, inside: Sequence[Repetition]) -> Repetition:
 def repeated_share(run: Record) -> float:
     """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows'
     times.
+
+    It is 0 where the weights are random: that text is noise, and no model repeats itself.
     """
+    if run.has_random_weights:
+        return 0.0
     table = repetition_table(run)
     has_words = table["text"].map(_count_words) > 0
     worded = table[has_words | (table["measure"] == "inexact")]

@@ -73,11 +73,13 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     count = workers or len(gpus) or 1
     if gpus and count > len(gpus):
         raise OcrPhasesError(
-            f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer."
+            f"There are {len(gpus)} GPUs for {count} workers, but times are right only if each "
+            f"worker has a GPU of its own: ask for at most {len(gpus)}."
         )
     if not gpus and count > 1 and device.startswith("cuda"):
         raise OcrPhasesError(
-            f"{count} workers on {device}: give --device cuda, which is one GPU each."
+            f"{count} workers cannot share {device}: give --device cuda, and each gets a GPU of "
+            "its own."
         )
     share: dict[str, str] = {}
     if count > 1:

@@ -50,7 +50,9 @@ def refuse_idle(arguments: argparse.Namespace) -> None:
     An option by the name of a list's, such as ``--model`` beside ``--models``, is one too.
     """
     for option in arguments.given:
-        refuse_options(arguments, {option.removeprefix("--")[:-1]}, f"{option} names them")
+        refuse_options(
+            arguments, {option.removeprefix("--")[:-1]}, f"{option} already names what is compared"
+        )
     match arguments.verb:
         case "report":
             _refuse_idle_of_report(arguments)
@@ -153,7 +155,7 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
 
 def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
     if arguments.fail_above is None:
-        why = "--metric selects what --fail-above judges, which is not given"
+        why = "--metric says which figure --fail-above looks at, and --fail-above is not given"
         refuse_options(arguments, ("metric",), why)
     if arguments.baseline is None:
         refuse_options(arguments, ("last",), "Only --baseline takes records from a folder")

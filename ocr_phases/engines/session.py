@@ -382,7 +382,8 @@ class ServerSession(Hinted):
         if value and value != default:
             raise SettingError(
                 setting,
-                "This server cannot do {setting}: leave it out, or load the model itself.",
+                "{setting} is not possible with this server: leave it out, or load the model "
+                "itself.",
                 setting=Keyword(name, value),
             )
 

@@ -36,7 +36,7 @@ def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> N
     if torch.device(device).type != "cuda":
         raise SettingError(
             "kernels",
-            "The kernel view needs a CUDA device, this is {device}: drop {kernels}.",
+            "The kernel view needs a CUDA device, and this is {device}: drop {kernels}.",
             device=device,
             kernels=Keyword("kernels", True),
         )

@@ -40,6 +40,10 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
         return Path(folder)
     if os.path.exists(folder):  # noqa: PTH110
         refuse_file(name, folder)
+    if local_only and name in ("tiny", "dummy"):
+        raise OcrPhasesError(
+            f"{name!r} is no folder, and only a folder is taken here: load it with OCRSession.load."
+        )
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(
             f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id "

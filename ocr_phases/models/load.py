@@ -59,6 +59,7 @@ from ocr_phases.models.wiring import (
     native_config,
     wired_interface,
 )
+from ocr_phases.record import RANDOM_WEIGHTS
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset, folder_hash
 
@@ -66,8 +67,6 @@ from ocr_phases.versions import asset, folder_hash
 AT_HAND = "a model at hand"
 #: The source of ``tiny``.
 BUILT_IN = "built-in"
-#: The source of ``dummy``.
-RANDOM = "random weights"
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def load_checkpoint(settings: ModelSettings, *, local_only: bool = False) -> Che
     source = _find_source(settings, local_only)
     if is_any_dummy(settings.model):
         return _load_any_random(settings, source)
-    if source.origin == RANDOM:
+    if source.origin == RANDOM_WEIGHTS:
         return _load_random(settings, source)
     if is_vendor:
         return _load_vendor(settings, source)
@@ -182,7 +181,7 @@ def _find_source(settings: ModelSettings, local_only: bool) -> _Source:
         if name == "tiny":
             return _Source(asset("data", "tiny"), name, BUILT_IN, "")
         if name.partition(":")[0] == "dummy":  # its prompts use tiny's tokenizer
-            return _Source(asset("data", "tiny"), name, RANDOM, "seed:0")
+            return _Source(asset("data", "tiny"), name, RANDOM_WEIGHTS, "seed:0")
     folder = local_folder(name, local_only=local_only)
     if folder is not None:
         return _Source(folder, folder.name, str(folder), "")

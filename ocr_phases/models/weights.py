@@ -70,21 +70,21 @@ def _check_flash_attention(settings: ModelSettings) -> None:
     if not settings.device.startswith("cuda"):
         raise SettingError(
             "attention",
-            "{flash_attention} needs a CUDA device, this is {device}: or use 'eager'.",
+            "{flash_attention} needs a CUDA device, and this is {device}: use 'eager'.",
             flash_attention=flash_attention,
             device=settings.device,
         )
     if resolve_dtype(settings.dtype, settings.device) == torch.float32:
         raise SettingError(
             "attention",
-            "{flash_attention} needs bfloat16 or float16, this is float32: or use 'eager'.",
+            "{flash_attention} needs bfloat16 or float16, and this is float32: use 'eager'.",
             flash_attention=flash_attention,
         )
     if importlib.util.find_spec("flash_attn") is None:
         raise SettingError(
             "attention",
             "{flash_attention} needs the package flash_attn, which is not installed "
-            "(pip install flash-attn): or use 'eager'.",
+            "(pip install flash-attn): install it, or use 'eager'.",
             flash_attention=flash_attention,
         )
 

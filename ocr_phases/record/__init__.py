@@ -2,6 +2,7 @@
 
 from ocr_phases.record.record import NO_PAGE as NO_PAGE
 from ocr_phases.record.record import PHASES as PHASES
+from ocr_phases.record.record import RANDOM_WEIGHTS as RANDOM_WEIGHTS
 from ocr_phases.record.record import SCHEMA as SCHEMA
 from ocr_phases.record.record import TEXT_ONLY as TEXT_ONLY
 from ocr_phases.record.record import Record as Record

@@ -61,6 +61,8 @@ READABLE_SCHEMAS = (2, 3)
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
+#: The source of a model whose weights nobody trained.
+RANDOM_WEIGHTS = "random weights"
 #: What a record of a prompt without an image is called where others are called by their page.
 TEXT_ONLY = "prompt without an image"
 #: What is said where something asks for the page of such a record.
@@ -169,6 +171,11 @@ class Record(Hinted):
     def is_server(self) -> bool:
         """Whether a server made it, so that its times are the client's."""
         return self.model.implementation == "server"
+
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether its model has random weights (``dummy``): then its text is noise."""
+        return self.model.source == RANDOM_WEIGHTS
 
     @cached_property
     def repeats(self) -> list[int]:

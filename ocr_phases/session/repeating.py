@@ -201,7 +201,7 @@ def load_recorded(
     session = OCRSession.load(**vars(settings))
     if session.checkpoint.revision != revision:
         raise OcrPhasesError(
-            f"{known.name} was at {_short(revision)}, here it is at "
+            f"The weights of {known.name} were {_short(revision)}, and here they are "
             f"{_short(session.checkpoint.revision)}: name the same weights (--model)."
         )
     return session

@@ -8,6 +8,7 @@ import pandas as pd
 from ocr_phases.analyse.compared_metrics import EQUIVALENT, EXACTLY_EQUAL
 from ocr_phases.analyse.comparison import ComparedRecords, in_units
 from ocr_phases.analyse.comparison_words import STATISTICS
+from ocr_phases.analyse.sentences import subject
 from ocr_phases.show.comparison_plots import LONGEST_LABEL, UNJUDGED, metric_name
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_overview import head_html
@@ -19,7 +20,9 @@ from ocr_phases.text import plain
 
 def comparison_head(comparison: ComparedRecords) -> Section:
     """The baseline's page and the findings."""
-    return Section(head_html(comparison.runs[0], comparison.title, comparison.findings))
+    baseline = comparison.runs[0]
+    about = f"The baseline: {subject(baseline)}"
+    return Section(head_html(baseline, comparison.title, comparison.findings, about))
 
 
 def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:

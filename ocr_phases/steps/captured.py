@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from ocr_phases.collectors.host_syncs import note_host_syncs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
@@ -31,20 +28,27 @@ from ocr_phases.stages import stage_title
 from ocr_phases.steps.capacity import power_of_two
 from ocr_phases.steps.compiled import (
     KEPT_SHAPES,
-    CompilerOptions,
     compile_apart,
+    compiled_language_model,
     first_largest,
-    fused_forwards,
-    norm_forwards,
+    fused_methods,
+    norm_methods,
     row_sums,
-    steady_tuning,
+    step_options,
+    tuned_kernels,
     vision_encoders,
 )
 from ocr_phases.steps.decode_kernels import decode_execution
-from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
-from ocr_phases.steps.graphs import capture, capture_call, tensors_in
+from ocr_phases.steps.forwards import (
+    Forward,
+    ForwardsByShape,
+    MadeForward,
+    methods_of_kinds,
+    replaced_forwards,
+)
+from ocr_phases.steps.graphs import capture, capture_call, tensors_in, waits_for_device
 from ocr_phases.steps.phases import DecodeState
-from ocr_phases.steps.preparing import announce, timed_preparation
+from ocr_phases.steps.preparing import announce, compiling, timed_preparation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,25 +58,6 @@ LEAST_READ = 512
 #: How many steps are kept, each with its KV cache, and for how many prompt lengths each of them
 #: keeps its prefill. On CUDA, steps and prefills also hold the memory of their graphs.
 KEPT_STEPS = 4
-#: How the compiler makes the step: with tuned kernels, and without graphs of its own, because the
-#: step is captured here. A version of torch need not have all of these.
-_COMPILE_OPTIONS: CompilerOptions = {
-    "max_autotune": True,
-    "coordinate_descent_tuning": True,
-    # A test of each expert's number would run for every weight.
-    "assert_indirect_indexing": False,
-    # Kernels that need nothing of each other are one: the router's and the shared experts', for
-    # example.
-    "combo_kernels": True,
-    "combo_kernel_per_subkernel_blocks": True,
-    # One token's attention would be summed up by a second kernel, which takes longer than it saves.
-    "split_reductions": False,
-    # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
-    "triton.enable_pdl": True,
-    # With it, a start from the compiler's cache tunes most kernels again.
-    "use_static_cuda_launcher": False,
-}
-
 #: One decode step that reads a fixed number of entries: logits [B, vocab].
 Run = Callable[[], Tensor]
 
@@ -139,12 +124,19 @@ class StaticStep:
 
         language_model = self.interface.modules(model)["language_model"]
         self.prefill = CapturedPrefill(language_model, compiles=strategy == "compiled")
+        # What the modules run in place of their class's methods, and of their own calls.
+        self._methods = norm_methods(language_model)
+        self._parts: dict[nn.Module, Forward] = {}
+        self._open = self._open_column
+        self._close = self._close_step
         if strategy == "compiled":
-            self._forwards = fused_forwards(language_model)
-            self._body = compile_apart(self._step, options=_options_here(self.device))
-        else:
-            self._forwards = norm_forwards(language_model)
-            self._body = self._step
+            options = step_options(self.device)
+            self._methods = fused_methods(language_model)
+            self._parts = compiled_language_model(language_model, options)
+            head = model.get_output_embeddings()
+            self._parts[head] = compile_apart(head.forward, options)
+            self._open = compile_apart(self._open_column, options)
+            self._close = compile_apart(self._close_step, options)
         #: As ``strategy`` runs it, by the entries that it reads.
         self._runs: dict[int, Run] = {}
         self.setup = StepSetup(
@@ -175,7 +167,11 @@ class StaticStep:
     @contextmanager
     def execution(self) -> Iterator[None]:
         """The kernels the step runs with; `decode` enters this."""
-        with decode_execution(self.model, self.strategy), replaced_forwards(self._forwards):
+        with (
+            decode_execution(self.model, self.strategy),
+            methods_of_kinds(self._methods),
+            replaced_forwards(self._parts),
+        ):
             yield
 
     def fresh_cache(self) -> Cache:
@@ -277,26 +273,19 @@ class StaticStep:
 
         def run() -> Tensor:
             self._reach.extent = extent
-            return self._body()
+            return self._step()
 
         return run
 
     def _compile_with(self, run: Run) -> None:
         """Let the compiler make the step for all lengths, which the first call of it does."""
-        from torch._inductor import codecache  # as long to import as torch is
-
-        made_from = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
-        # An empty file that says this step was compiled before. It lies beside what the compiler
-        # keeps, so that both go together.
-        note = Path(codecache.cache_dir(), sha256(made_from.encode()).hexdigest())
-        if note.exists():
-            announce("compiling the decode step: about 10 s, compiled before")
-        else:
-            announce("compiling the decode step: about 80 s, 10 s the next time")
-        with steady_tuning(), timed_preparation(self.device) as preparation:
+        made_from = f"{self._mask.shape} {self.model.config}"
+        with (
+            tuned_kernels(self.device),
+            compiling("the decode step", self.device, made_from) as preparation,
+        ):
             run()
         self.setup.compile_ms = preparation.ms
-        note.touch()
 
     def uncaptured(self, prompt_len: int) -> Run:
         """The step as it was before it was captured: a call starts it kernel by kernel.
@@ -309,9 +298,8 @@ class StaticStep:
         return self._step_over(self._reads_of(prompt_len, 1)[0])
 
     def _step(self) -> Tensor:
-        """The work of one step: what is captured and compiled."""
-        self._mask.index_fill_(3, self._slot, 0.0)
-        self._position.add_(1)
+        """The work of one step: what is captured, and of which every part is compiled."""
+        self._open()
         seen = self._mask[..., : self._reach.extent.shape[0]]
         out = self.model(
             input_ids=self._token,
@@ -322,6 +310,16 @@ class StaticStep:
             logits_to_keep=1,
         )
         logits = out.logits[:, -1]
+        self._close(logits)
+        return logits
+
+    def _open_column(self) -> None:
+        """Let the step see its own entry, and count it."""
+        self._mask.index_fill_(3, self._slot, 0.0)
+        self._position.add_(1)
+
+    def _close_step(self, logits: Tensor) -> None:
+        """Take the next token from [B, vocab], and move on to the next entry."""
         self.sums.add_(row_sums(logits))
         self._token.copy_(first_largest(logits))
         self._slot.add_(1)
@@ -329,16 +327,6 @@ class StaticStep:
             first = self._window_slots[0]
             end = self._window_slots[1]
             self._slot.copy_(torch.where(self._slot == end, first, self._slot))
-        return logits
-
-
-def _options_here(device: torch.device) -> CompilerOptions | None:
-    """Those of the compiler's options that torch has here; None on a CPU, which has its own."""
-    if device.type != "cuda":
-        return None
-    known = torch._inductor.list_options()
-    options = {name: value for name, value in _COMPILE_OPTIONS.items() if name in known}
-    return options or None
 
 
 class CapturedPrefill(ForwardsByShape):
@@ -354,10 +342,10 @@ class CapturedPrefill(ForwardsByShape):
 
     def __init__(self, language_model: nn.Module, *, compiles: bool) -> None:
         super().__init__({"language_model": language_model}, KEPT_STEPS)
-        self._norm_forwards = norm_forwards(language_model)
-        self._compiled: Forward | None = None
+        self._methods = norm_methods(language_model)
+        self._parts: dict[nn.Module, Forward] = {}
         if compiles:
-            self._compiled = compile_apart(language_model.forward)
+            self._parts = compiled_language_model(language_model)
 
     def run(self, name: str, forward: Forward, *args: Any, **options: Any) -> Any:
         """One forward, as it is where it has a mask to read."""
@@ -370,13 +358,11 @@ class CapturedPrefill(ForwardsByShape):
         tensors = tensors_in(args, options)
         device = tensors[0].device
         announce(f"preparing the prefill for {tensors[0].shape[1]:,} tokens")
-        with device_of(device).made_current(), replaced_forwards(self._norm_forwards):
-            if _waits_for_device(forward, *args, **options):
+        with device_of(device).made_current(), methods_of_kinds(self._methods):
+            if waits_for_device(forward, *args, **options):
                 return MadeForward(forward, None)
-            for tensor in tensors:
-                torch._dynamo.mark_dynamic(tensor, 1)
-            with timed_preparation(device) as preparation:
-                run = capture_call(self._compiled or forward, *args, **options)
+            with replaced_forwards(self._parts), timed_preparation(device) as preparation:
+                run = capture_call(forward, *args, **options)
             return MadeForward(run, preparation.ms)
 
 
@@ -406,7 +392,7 @@ class CapturedVision(ForwardsByShape):
         sizes = " × ".join(map(str, pixels.shape))
         announce(f"capturing {stage_title(name)} for {sizes} inputs")
         with device_of(pixels.device).made_current(), self._positions_remembered():
-            if _waits_for_device(forward, *args, **options):
+            if waits_for_device(forward, *args, **options):
                 return MadeForward(forward, None)
             with timed_preparation(pixels.device) as preparation:
                 run = capture_call(forward, *args, **options)
@@ -438,12 +424,3 @@ class RelativePositions:
         if key not in self._known:
             self._known[key] = self._look_up(query_size, key_size, weight)
         return self._known[key]
-
-
-def _waits_for_device(forward: Forward, *args: Any, **options: Any) -> bool:
-    """Whether a forward makes the host wait for the device, so that it cannot be captured."""
-    forward(*args, **options)  # a first one may wait for what later ones find ready
-    waits: list[str] = []
-    with note_host_syncs(waits):
-        forward(*args, **options)
-    return bool(waits)

@@ -4,8 +4,8 @@ fuses best.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import gcd
 from types import FunctionType
@@ -19,18 +19,43 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.stages import stage_title
 from ocr_phases.steps.decode_kernels import DECODE_BACKENDS
-from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
-from ocr_phases.steps.graphs import capture_call, tensors_in
-from ocr_phases.steps.preparing import announce, timed_preparation
+from ocr_phases.steps.forwards import (
+    Forward,
+    ForwardsByShape,
+    MadeForward,
+    methods_of_kinds,
+    replaced_forwards,
+)
+from ocr_phases.steps.graphs import capture_call, tensors_in, waits_for_device
+from ocr_phases.steps.preparing import compiling
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import Cache, PreTrainedModel
 
 #: Stages and input shapes whose compiled forwards are kept, on CUDA each with its activations.
 KEPT_SHAPES = 16
 
 #: The compiler's own options by their names, as ``torch.compile`` takes them.
 CompilerOptions = dict[str, str | int | bool | Callable[..., Any]]
+
+#: How the compiler makes the step: with tuned kernels, and without graphs of its own, because the
+#: step is captured here. A version of torch need not have all of these.
+_STEP_OPTIONS: CompilerOptions = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    # A test of each expert's number would run for every weight.
+    "assert_indirect_indexing": False,
+    # Kernels that need nothing of each other are one: the router's and the shared experts', for
+    # example.
+    "combo_kernels": True,
+    "combo_kernel_per_subkernel_blocks": True,
+    # One token's attention would be summed up by a second kernel, which takes longer than it saves.
+    "split_reductions": False,
+    # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
+    "triton.enable_pdl": True,
+    # With it, a start from the compiler's cache tunes most kernels again.
+    "use_static_cuda_launcher": False,
+}
 
 
 def compile_apart(
@@ -64,6 +89,60 @@ def steady_tuning() -> AbstractContextManager[Any]:
     return patch.dict(vars(benchmarker), L2_cache_size=256 * 2**20)
 
 
+def step_options(device: torch.device) -> CompilerOptions | None:
+    """How a step is compiled for a device: None for a CPU, for which the compiler has its own ways.
+
+    Options that this version of torch has not are left out.
+    """
+    if device.type != "cuda":
+        return None
+    from ocr_phases.steps.early_weights import EarlyWeights  # as long to import as torch is
+
+    wanted: CompilerOptions = {**_STEP_OPTIONS, "post_grad_custom_post_pass": EarlyWeights()}
+    known = torch._inductor.list_options()
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+@contextmanager
+def tuned_kernels(device: torch.device) -> Iterator[None]:
+    """Make a step's kernels as well as is known here, for the length of a ``with`` block."""
+    if device.type != "cuda":
+        yield
+        return
+    from ocr_phases.steps.early_weights import weights_read_early
+
+    with steady_tuning(), weights_read_early():
+        yield
+
+
+def compiled_parts(
+    module: nn.Module, options: CompilerOptions | None = None
+) -> dict[nn.Module, Forward]:
+    """Forwards of a module's parts, compiled: of its repeated layers, once for each kind of them.
+
+    A module of 24 equal layers is compiled in the time of one layer, and starts so again. Parts
+    that are no layers are compiled each.
+    """
+    forwards: dict[nn.Module, Forward] = {}
+    for part in module.children():
+        if isinstance(part, nn.ModuleList):
+            by_class: dict[type[nn.Module], Forward] = {}
+            for layer in part:
+                kind = type(layer)
+                if kind not in by_class:
+                    by_class[kind] = compile_apart(kind.forward, options)
+                forwards[layer] = partial(by_class[kind], layer)
+        elif _has_layers(part):
+            forwards |= compiled_parts(part, options)
+        else:
+            forwards[part] = compile_apart(part.forward, options)
+    return forwards
+
+
+def _has_layers(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.ModuleList) for part in module.modules())
+
+
 # -- the vision encoders ---------------------------------------------------------------------------
 
 
@@ -83,31 +162,40 @@ class CompiledVision(ForwardsByShape):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        encoders = vision_encoders(model)
-        super().__init__(encoders, KEPT_SHAPES)
-        self._forwards_on_cuda: dict[nn.Module, Forward] = {}
-        for encoder in encoders.values():
+        self._config = model.config
+        self._encoders = vision_encoders(model)
+        super().__init__(self._encoders, KEPT_SHAPES)
+        self._methods_on_cuda: dict[nn.Module, Forward] = {}
+        for encoder in self._encoders.values():
             for module in encoder.modules():
                 if isinstance(module, nn.Conv2d) and _cuts_patches(module):
-                    self._forwards_on_cuda[module] = partial(_patch_product, module)
+                    self._methods_on_cuda[module] = _patch_product
                 elif getattr(module, "use_rel_pos", False):
-                    self._forwards_on_cuda[module] = partial(sam_attention, module)
+                    self._methods_on_cuda[module] = sam_attention
 
     def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
         """What runs for one shape."""
         pixels = tensors_in(args, options)[0]
         sizes = " × ".join(map(str, pixels.shape))
-        announce(f"compiling {stage_title(name)} for {sizes} inputs")
-        run = compile_apart(forward)
+        parts = compiled_parts(self._encoders[name])
         on_cuda = pixels.device.type == "cuda"
-        forwards = self._forwards_on_cuda if on_cuda else {}
-        # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
-        kernels = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS])
-        with kernels, replaced_forwards(forwards):
-            with timed_preparation(pixels.device) as preparation:
-                run(*args, **options)
-            if on_cuda:
-                run = capture_call(run, *args, **options)
+        methods = self._methods_on_cuda if on_cuda else {}
+
+        def run(*args: Any, **options: Any) -> Any:
+            # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few
+            # sizes.
+            with (
+                sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]),
+                replaced_forwards(parts),
+                methods_of_kinds(methods),
+            ):
+                return forward(*args, **options)
+
+        what = f"{stage_title(name)} for {sizes} inputs"
+        with compiling(what, pixels.device, f"{what} {self._config}") as preparation:
+            run(*args, **options)
+        if on_cuda and not waits_for_device(run, *args, **options):
+            return MadeForward(capture_call(run, *args, **options), preparation.ms)
         return MadeForward(run, preparation.ms)
 
 
@@ -165,36 +253,81 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
 # -- the language model ----------------------------------------------------------------------------
 
 
-def norm_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
-    """Forwards of a language model's norms with two kernels in place of eight.
+def compiled_language_model(
+    language_model: nn.Module, options: CompilerOptions | None = None
+) -> dict[nn.Module, Forward]:
+    """Forwards of a language model's parts over a static cache, compiled as `compiled_parts` does.
 
-    They round where the class does; on a GPU their sums are in another order. Install the same
-    objects each time (`replaced_forwards`), or what was compiled with them is compiled again.
+    How many tokens they get, and how many entries of the cache are read, may vary.
     """
+    compiled = compiled_parts(language_model, options)
     forwards: dict[nn.Module, Forward] = {}
-    for module in language_model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            forwards[module] = partial(_norm, module)
+    for part, forward in compiled.items():
+        forwards[part] = partial(_call_part, forward)
+    for layers in language_model.children():
+        if isinstance(layers, nn.ModuleList):
+            for number, layer in enumerate(layers):
+                forwards[layer] = partial(_call_layer, compiled[layer], number)
     return forwards
 
 
-def fused_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
-    """Forwards of norms, gated products, experts and greedy routers, to be compiled for one token.
+def _call_layer(
+    compiled: Forward,
+    number: int,
+    *args: Any,
+    past_key_values: Cache,
+    attention_mask: Any,
+    **options: Any,
+) -> Any:
+    """Call a compiled layer, the one of this number, with its own entries of the cache.
+
+    It gets them in place of the whole cache, where it would find them by its number: with that,
+    every layer would be a kind of its own.
+    """
+    for mask in tensors_in(attention_mask):
+        torch._dynamo.mark_dynamic(mask, mask.dim() - 1)
+    own = {"past_key_values": past_key_values.layers[number], "attention_mask": attention_mask}
+    return _call_part(compiled, *args, **own, **options)
+
+
+def _call_part(compiled: Forward, *args: Any, **options: Any) -> Any:
+    """Call a compiled part, to which the number of tokens is a size that varies."""
+    for tensor in tensors_in(args, options):
+        if 1 < tensor.dim() < 4 and tensor.shape[1] > 1:
+            torch._dynamo.mark_dynamic(tensor, 1)
+    return compiled(*args, **options)
+
+
+def norm_methods(language_model: nn.Module) -> dict[nn.Module, Forward]:
+    """Methods for a language model's norms with two kernels in place of eight.
+
+    They round where the class does; on a GPU their sums are in another order. `methods_of_kinds`
+    installs them.
+    """
+    methods: dict[nn.Module, Forward] = {}
+    for module in language_model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            methods[module] = _norm
+    return methods
+
+
+def fused_methods(language_model: nn.Module) -> dict[nn.Module, Forward]:
+    """Methods for norms, gated products, experts and greedy routers, to be compiled for one token.
 
     The compiler puts what is cheap into each of its readers: a matrix-vector product would then
     take the norm, or the gate, again for every weight (on an H200 11 us for experts whose weights
     are read in 3). So both are stored. ``topk`` is a kernel of its own; a sort is part of the
     softmax's.
     """
-    forwards = norm_forwards(language_model)
+    methods = norm_methods(language_model)
     for module in language_model.modules():
         if hasattr(module, "gate_up_proj") and hasattr(module, "act_fn"):
-            forwards[module] = partial(_experts, module)
+            methods[module] = _experts
         elif hasattr(module, "act_fn"):
-            forwards[module] = partial(_gated_product, module)
+            methods[module] = _gated_product
         elif _routes_greedily(module):
-            forwards[module] = partial(_router, module)
-    return forwards
+            methods[module] = _router
+    return methods
 
 
 def _routes_greedily(module: nn.Module) -> bool:

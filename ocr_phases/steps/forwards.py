@@ -39,6 +39,34 @@ def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def methods_of_kinds(methods: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Run modules by other methods than their class's, which get the module first, in a ``with``
+    block.
+
+    A module is of a subclass with that method for so long. So modules of one class that have one
+    method are of one class still, and what is compiled for one of them serves all of them; a
+    forward of its own, as `replaced_forwards` gives, would make each of them something else.
+    """
+    with contextlib.ExitStack() as undo:
+        for module, method in methods.items():
+            undo.callback(setattr, module, "__class__", type(module))
+            module.__class__ = _kind_with(type(module), method)
+        yield
+
+
+#: The subclasses of `methods_of_kinds`, by the class and the method that they were made of.
+_KINDS: dict[tuple[type[nn.Module], Forward], type[nn.Module]] = {}
+
+
+def _kind_with(module_class: type[nn.Module], method: Forward) -> type[nn.Module]:
+    """A subclass whose forward is this method: the same one each time."""
+    made_of = (module_class, method)
+    if made_of not in _KINDS:
+        _KINDS[made_of] = type(module_class.__name__, (module_class,), {"forward": method})
+    return _KINDS[made_of]
+
+
 class ForwardsByShape:
     """Other forwards of modules, each made at the first call with inputs of a shape.
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ocr_phases.collectors.host_syncs import note_host_syncs
+
 Result = TypeVar("Result")
 
 #: Runs before a capture, as libraries set up their workspaces in the first ones.
@@ -68,3 +70,12 @@ def capture_call(function: Callable[..., Any], *args: Any, **options: Any) -> Ca
 def tensors_in(*values: Any) -> list[Tensor]:
     """All tensors in lists, dicts and model outputs, in a fixed order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def waits_for_device(function: Callable[..., Any], *args: Any, **options: Any) -> bool:
+    """Whether a function makes the host wait for the device, so that it cannot be captured."""
+    function(*args, **options)  # a first call may wait for what later ones find ready
+    waits: list[str] = []
+    with note_host_syncs(waits):
+        function(*args, **options)
+    return bool(waits)

@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -88,3 +90,50 @@ def timed_preparation(device: torch.device | str) -> Iterator[Preparation]:
         raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
     waited_for.synchronize()
     preparation.ms = (perf_counter() - start) * 1e3
+
+
+# -- what is compiled ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compiling(what: str, device: torch.device | str, made_from: str) -> Iterator[Preparation]:
+    """Announce a ``with`` block that compiles something, with the time of its last start, and time
+    it.
+
+    ``made_from`` tells apart what the compiler would tell apart: the model, the shapes. Raises
+    `OcrPhasesError` where the compiler fails.
+    """
+    earlier = EarlierStarts(f"{torch.__version__} {device} {made_from}")
+    announce(f"compiling {what}{earlier.text()}")
+    with timed_preparation(device) as preparation:
+        yield preparation
+    earlier.add(preparation.ms)
+
+
+class EarlierStarts:
+    """How long a thing took to compile in earlier starts, as this machine remembers it.
+
+    The times lie beside what the compiler keeps, so that both go together: as long as it has the
+    thing, a start takes a tenth of the first one's time.
+    """
+
+    def __init__(self, made_from: str) -> None:
+        from torch._inductor import codecache  # as long to import as torch is
+
+        name = sha256(made_from.encode()).hexdigest()
+        self._path = Path(codecache.cache_dir(), f"{name}.ms")
+
+    def text(self) -> str:
+        """A clause that says it, or nothing at the first start."""
+        if not self._path.exists():
+            return ""
+        times = self._path.read_text().split()
+        seconds = max(1, round(float(times[-1]) / 1e3))
+        if len(times) == 1:
+            return f", which took {seconds} s the first time and takes less now"
+        return f", which took {seconds} s the last time"
+
+    def add(self, ms: float) -> None:
+        """Remember one more start."""
+        with self._path.open("a") as file:
+            file.write(f"{ms:.0f}\n")

@@ -50,14 +50,15 @@ def check_strategy(request: Request, interface: ModelInterface, device: torch.de
     if request.autocast:
         raise SettingError(
             field,
-            asked + " has the model's own dtype only: drop it, or drop autocast.",
+            asked + " runs in the model's own dtype only: drop it, or drop autocast.",
             **keywords,
         )
     if "cuda_graph" in (request.strategy, request.vision) and kind != "cuda":
         raise SettingError(
             field,
-            asked + " needs a CUDA device, this is {device}: use 'eager', or 'compiled' where "
-            "there is a C++ compiler.",
+            asked
+            + " needs a CUDA device, and this is {device}: use 'eager', or 'compiled' if there "
+            "is a C++ compiler.",
             **keywords,
             device=device,
         )
