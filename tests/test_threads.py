@@ -2,12 +2,16 @@
 spoiled it.
 """
 
+import argparse
+
 import pytest
 import torch
 from conftest import PAGES
 from example_run import altered, make_run, paced
 
-from ocr_phases.analyse.noise import busy_host, repeat_spread
+from ocr_phases.analyse.noise import busy_host, busy_warning, repeat_spread
+from ocr_phases.cli.measuring import measure_with_bar
+from ocr_phases.collectors.conditions import CoreWaits
 
 QUICK = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
 
@@ -80,3 +84,41 @@ def test_a_busy_machine_is_told_too():
         run, device={"threads": 2, "host_cores": 2, "conditions": {"repeats": rows, "gpu": None}}
     )
     assert "threads=1" in busy_host(run).remedy
+
+
+#: How long the program waited, the kind of its device, its cores and threads, and words of the
+#: warning; none where the machine is quiet or does not say.
+WAITED = [
+    (None, "cpu", 2, 2, ""),
+    (0.1, "cpu", 2, 2, ""),
+    (0.4, "cpu", 2, 2, "40 % of the CPU time it needed. Close other programs, compute with one"),
+    (0.85, "cpu", 1, 1, "85 % of the CPU time it needed. This program may use one core only"),
+    (0.4, "cuda", 2, 2, "40 % of the CPU time it needed. Close other programs, or pin"),
+]
+
+
+@pytest.mark.parametrize(("waited", "kind", "cores", "threads", "words"), WAITED)
+def test_a_busy_machine_is_told_before_the_repeats(waited, kind, cores, threads, words):
+    warning = busy_warning(waited, kind, cores, threads)
+    assert words in warning
+    assert bool(warning) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("device", "warmup", "times"), [("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 0, 0), ("", 1, 0)]
+)
+def test_the_command_line_warns_once_after_the_warm_up(device, warmup, times, monkeypatch, capsys):
+    monkeypatch.setattr(CoreWaits, "share", 0.9)
+    run = make_run()
+
+    def measurement(progress, on_tokens):
+        for done in range(warmup + 4):
+            progress(done, warmup + 3)
+        return run
+
+    measured = measure_with_bar(
+        argparse.Namespace(), measurement, token_limit=8, warmup=warmup, device=device
+    )
+
+    assert measured is run
+    assert capsys.readouterr().err.count("in the warm-up this program waited") == times

@@ -180,15 +180,43 @@ class _Spread:
     share: float
 
 
+def busy_warning(waited: float | None, kind: str, cores: int, threads: int) -> str:
+    """What is said before a measurement on a busy machine; empty where it is quiet.
+
+    Parameters
+    ----------
+    waited : float, optional
+        How long this program waited for a core in the warm-up, over the CPU time that it needed.
+        None where the system does not say.
+    kind : str
+        The kind of the device: cpu, cuda or mps.
+    cores : int
+        How many cores this program may use.
+    threads : int
+        How many CPU threads compute.
+    """
+    if waited is None or waited <= _WAITED_NOISY:
+        return ""
+    return (
+        "These times will be too noisy: in the warm-up this program waited for a core for "
+        f"{percent_text(waited)} of the CPU time it needed. {_remedy(kind, cores, threads)}"
+    )
+
+
 def _quiet_remedy(run: Record) -> str:
-    """What makes the machine of this record quiet, by its cores and its threads.
+    """What makes the machine of this record quiet."""
+    return _remedy(run.device.kind, run.device.host_cores, run.device.threads or 1)
+
+
+def _remedy(kind: str, cores: int | None, threads: int) -> str:
+    """What makes a machine quiet, by the cores that a program may use and its threads.
 
     Threads that wait for each other are as slow as the one that was held up longest, so several CPU
     threads are told to be one. A program that has one core is not told to be pinned: it probably
     was.
     """
-    has_one_core = run.device.host_cores == 1
-    has_several_threads = run.device.kind == "cpu" and (run.device.threads or 1) > 1
+    has_one_core = cores == 1
+    has_several_threads = kind == "cpu" and threads > 1
     if has_one_core and has_several_threads:
         return _QUIET_CORE_THREADS
     if has_one_core:

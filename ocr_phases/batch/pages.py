@@ -36,7 +36,7 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 DEEPEST = 100
 
 #: How long the pages of one file may take to be counted.
-COUNT_SECONDS = 60.0
+MOST_COUNT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _each_page(page: BatchPage, counter: WorkerProcess) -> Iterator[BatchPage]:
         yield page
         return
     file = Path(page.source).name
-    outcome = counter.run({"mode": "count", "source": page.source}, COUNT_SECONDS)
+    outcome = counter.run({"mode": "count", "source": page.source}, MOST_COUNT_SECONDS)
     if outcome.failure == "page":
         yield replace(page, problem=outcome.reason)
     elif outcome.failure is not None:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from ocr_phases.results.comparison import Comparison
 
 FOLDER = "ocr_phases_compare"
+#: What a reader of the table in a terminal needs besides: a report has it above its figures.
+_LEGEND = (
+    "So a ratio need not be that of the two medians. The smallest resolved change is the smallest "
+    "one that so many repeats could show. Only the figures of the next sentence, the KV cache and "
+    "the text get a verdict."
+)
 
 
 @seldom_collected()
@@ -100,7 +106,7 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     shown = in_units(table, compared.labels[0])
     shown["detectable"] *= 100
     show(shown.rename(columns={"detectable": "smallest resolved change %"}))
-    print(STATISTICS, "", *compared.findings, sep="\n")
+    print(f"{STATISTICS} {_LEGEND}", "", *compared.findings, sep="\n")
     if compared.has_server:
         print("\nWhere the time until the first token goes:")
         show(compared.first_token)

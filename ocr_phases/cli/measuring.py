@@ -22,6 +22,7 @@ from ocr_phases.text import plain
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
+    from ocr_phases.collectors.conditions import CoreWaits
     from ocr_phases.engines.session import ServerSession
     from ocr_phases.results.run import PhaseRun
     from ocr_phases.session.session import OCRSession
@@ -195,8 +196,11 @@ def measure(
         page = arguments.page
     run_inference = partial(session.run_inference, page, **keywords)
     shown = _shown_text(session) if "--show-text" in arguments.given else None
+    from ocr_phases.engines.session import ServerSession
+
+    device = "" if isinstance(session, ServerSession) else str(session.device)
     return measure_with_bar(
-        arguments, run_inference, settings.expected_tokens, settings.warmup, shown
+        arguments, run_inference, settings.expected_tokens, settings.warmup, shown, device
     )
 
 
@@ -216,18 +220,26 @@ def measure_with_bar(
     token_limit: int,
     warmup: int,
     shown: ShownText | None = None,
+    device: str = "",
 ) -> PhaseRun:
     """The record of a measurement, beside a `Bar`; of the finished repeats where a signal stops it.
 
     ``token_limit`` is the maximum number of new tokens of each run, the first ``warmup`` of which
-    are not recorded. ``shown`` writes the text of the first run above the bar.
+    are not recorded. ``shown`` writes the text of the first run above the bar. On
+    a ``device`` of this machine, a line says after the warm-up where other programs hold the cores.
     """
     runs = RunProgress(token_limit, warmup)
+    waits: CoreWaits | None = None
     with Bar(None, "token") as bar:
 
         def progress(done: int, total: int) -> None:
+            nonlocal waits
             if not done:  # the clock starts when all is set up
                 bar.unpause()
+                if device and warmup:
+                    waits = _watch_waits()
+            elif done == warmup and waits is not None:
+                _tell_of_waits(bar, waits, device)
             runs.next_run(done, total, time.perf_counter())
             bar.show_runs(runs)
             bar.n = runs.tokens_done
@@ -251,6 +263,32 @@ def measure_with_bar(
         finally:
             if shown is not None:
                 shown.end()
+
+
+def _watch_waits() -> CoreWaits:
+    """Watch how long this program waits for a core from now on; a server's measurement needs no
+    torch, which this imports.
+    """
+    from ocr_phases.collectors.conditions import CoreWaits
+
+    return CoreWaits()
+
+
+def _tell_of_waits(bar: Bar, waits: CoreWaits, device: str) -> None:
+    """Say on stderr that the machine is busy, where this program waited for its cores."""
+    import torch
+
+    from ocr_phases.analyse.noise import busy_warning
+    from ocr_phases.models.devices import usable_cores
+
+    kind = torch.device(device).type
+    warning = busy_warning(waits.share, kind, len(usable_cores()), torch.get_num_threads())
+    if not warning:
+        return
+    if bar.gui:  # a log has lines alone
+        print(warning, file=sys.stderr, flush=True)
+    else:
+        bar.write(warning, file=sys.stderr)
 
 
 def with_truth_and_price(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:

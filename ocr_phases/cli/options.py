@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What ``--kernels`` asks for.
 KERNELS = ("kernels", "kernel_steps")
 #: Settings of the published remote-code class; a list of pages cannot set them.
-VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
+VENDOR_SETTINGS = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 #: The options of every measuring verb; ``--trace`` names the file of ``kernel_trace``.
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: What changes no measurement, so that nothing is measured again for it.
@@ -29,7 +29,7 @@ PRICE = "price_per_hour"
 FAMILY = "family"
 OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
-BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
+BATCH = [name for name in EVERY if name not in (*VENDOR_SETTINGS, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
 SHARED = ("prompt", *SIZE_SETTINGS, "infer", "threads", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that may be given beside ``--published``: what the weights run on, and how. The

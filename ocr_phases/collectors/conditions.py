@@ -98,6 +98,23 @@ class _Counts:
         )
 
 
+class CoreWaits:
+    """How long the threads of this process have waited for a core since this was made."""
+
+    def __init__(self) -> None:
+        self._before = _Counts.now()
+
+    @property
+    def share(self) -> float | None:
+        """The time waited over the CPU time needed, 0 to 1; None where nothing counts it."""
+        after = _Counts.now()
+        if after.waited_s is None:
+            return None
+        waited_s = max(0.0, after.waited_s - (self._before.waited_s or 0.0))
+        needed_s = after.cpu_s - self._before.cpu_s + waited_s
+        return waited_s / needed_s if needed_s > 0 else 0.0
+
+
 def _repeat_entries(before: _Counts, after: _Counts) -> dict[str, float | None]:
     """The entries of one repeat: seconds, shares of all cores, and load averages."""
     cpu_s = after.cpu_s - before.cpu_s

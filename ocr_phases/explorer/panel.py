@@ -24,7 +24,7 @@ from ocr_phases.explorer.form import (
 )
 from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.explorer.record_panel import MEASURED, RecordPanel
-from ocr_phases.explorer.records import FOLDER, RecordRow, cells, file_stem, keep_record
+from ocr_phases.explorer.records import RECORDS_FOLDER, RecordRow, cells, file_stem, keep_record
 from ocr_phases.explorer.running import REFRESH_S, Live, error_sentence, start
 from ocr_phases.explorer.sections import next_steps
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
@@ -104,7 +104,7 @@ class Explorer(RecordPanel):
         *,
         record: str | Path | None = None,
         runs: Sequence[PhaseRun] = (),
-        keep: str | Path | None = FOLDER,
+        keep: str | Path | None = RECORDS_FOLDER,
         bar: bool = True,
     ) -> None:
         super().__init__(runs, keep, bar=bar)

@@ -15,7 +15,7 @@ import traitlets
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.paths import project_path
 from ocr_phases.explorer.records import (
-    FOLDER,
+    RECORDS_FOLDER,
     RecordRow,
     comparison_html,
     kept_files,
@@ -23,7 +23,7 @@ from ocr_phases.explorer.records import (
     shipped_files,
 )
 from ocr_phases.explorer.running import error_html
-from ocr_phases.explorer.sections import VIEWS, curves_note, draw_part, head_html
+from ocr_phases.explorer.sections import VIEWS, curves_note, draw_part, panel_head
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.section import Section
 from ocr_phases.show.web import element, note
@@ -80,11 +80,15 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
     message = HtmlText("").tag(sync=True)
 
     def __init__(
-        self, runs: Sequence[PhaseRun] = (), keep: str | Path | None = FOLDER, *, bar: bool = True
+        self,
+        runs: Sequence[PhaseRun] = (),
+        keep: str | Path | None = RECORDS_FOLDER,
+        *,
+        bar: bool = True,
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
         show_pictures_of_boxes()
-        self.folder = project_path(keep or FOLDER)
+        self.folder = project_path(keep or RECORDS_FOLDER)
         self._current: RecordRow | None = None
         self._before: PhaseRun | None = None  # drawn with the curve of what repeats it
         self.rows = [*(RecordRow(run) for run in reversed(runs)), *reversed(MEASURED)]
@@ -124,7 +128,7 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def _show(self, record: RecordRow, before: PhaseRun | None = None) -> None:
         """Show a record, over the curve of ``before``; raises where it cannot be read."""
-        head = head_html(record)
+        head = panel_head(record)
         if record not in self.rows:
             self.rows.insert(0, record)
         self._current = record

@@ -31,7 +31,7 @@ from ocr_phases.show.web import Html, element, printable
 from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 
-FOLDER = "ocr_phases_records"
+RECORDS_FOLDER = "ocr_phases_records"
 _MOST_LISTED = 200  # the newest
 #: The first is shown where nothing was measured yet; the others there are benchmarks.
 _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*")

@@ -66,7 +66,7 @@ def draw_part(draw: Callable[..., Section | Figure], run: PhaseRun, row: int) ->
     return draw(run)
 
 
-def head_html(record: RecordRow) -> Html:
+def panel_head(record: RecordRow) -> Html:
     """The words above the views, and buttons of what can be measured next."""
     run = record.load()
     words_of_model = [run.model.name]

@@ -36,7 +36,7 @@ _COLUMN_HEADINGS: dict[str, Heading] = {
     "prompt_tokens": ("prompt", ""),
     "cache_len": ("cache length", ""),
     "times_floor": ("time / floor", ""),
-    "bound_by": ("limited by", ""),
+    "bound_by": ("floor limited by", ""),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),

@@ -26,7 +26,7 @@ from ocr_phases.show.page import page_notes, pages_of_row
 from ocr_phases.show.web import data_address, jpeg_file, printable
 from ocr_phases.text import count_text, ms_text, percent_text, plain
 from ocr_phases.view.curves import USUAL_SHARE, curve_top, time_below
-from ocr_phases.view.markdown import regions_html
+from ocr_phases.view.markdown import text_sections
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,7 +95,7 @@ def _rendered(run: Record, row: int, uncertain: Sequence[int]) -> str:
     text = plain(run.results[row].text or "")
     # Read anew, because `plain` moved what the record's own grounding points at.
     grounding = parse_grounding(text, run.model.family)
-    return str(regions_html(text, grounding, uncertain, _MOST_REGIONS))
+    return str(text_sections(text, grounding, uncertain, _MOST_REGIONS))
 
 
 def _pages(

@@ -78,7 +78,7 @@ def _cell_tag(match: re.Match[str]) -> str:
     return f"<{name}{''.join(spans)}>"
 
 
-def regions_html(text: str, grounding: Grounding, uncertain: Sequence[int], most: int) -> Html:
+def text_sections(text: str, grounding: Grounding, uncertain: Sequence[int], most: int) -> Html:
     """An output's text as a section of each region, in the order of the text, and of what stands
     before one (-1).
 
