@@ -254,6 +254,26 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(
         assert part in line
 
 
+def test_the_rate_is_that_of_all_pages_of_this_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+
+    with Bar(1000, "page", "Measuring") as bar:
+        for now, finished, by_this_command in (
+            (40.0, 300, 0),
+            (50.0, 300, 0),
+            (95.0, 350, 50),
+            (140.0, 400, 100),
+        ):
+            clock.now = now
+            bar.show_count(finished, by_this_command, "")
+
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "1.00page/s" in last
+
+
 # -- signals ---------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,13 @@ DIALECTS = [
 ]
 
 
+def test_a_decode_ends_with_the_last_piece() -> None:
+    answer = Answer(begun=0.0, times=[10.0, 20.0, 45.0], texts=["a", "b", "c"])
+    spans = spans_of([answer]).set_index("stage")["device_ms"]
+    assert spans["first_token"] == 10.0
+    assert spans["decode"] == 35.0
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_other_dialects_are_timed_by_their_chunks_of_text(dialect: Dialect) -> None:
     with served(dialect.name) as fake:

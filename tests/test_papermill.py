@@ -245,6 +245,16 @@ def test_a_file_in_the_way_of_a_notebook_s_html_stays_and_an_earlier_output_is_r
     assert "New" in page.read_text()
 
 
+def test_a_file_of_another_name_is_not_in_the_way_of_a_notebook_s_html(tmp_path: Path) -> None:
+    notebook = tmp_path / "page.ipynb"
+    other = tmp_path / "page-html"
+    write_text_notebook(notebook, "New")
+    other.write_text("mine")
+
+    assert main(["html", str(notebook)]) == 0
+    assert other.read_text() == "mine"
+
+
 def test_a_notebook_s_html_never_replaces_the_notebook(tmp_path: Path) -> None:
     notebook = tmp_path / "page.ipynb"
     write_text_notebook(notebook, "New")

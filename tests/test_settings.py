@@ -342,6 +342,11 @@ def test_no_setting_is_lost_on_its_way_to_what_runs() -> None:
         assert getattr(request, name) == value, name
 
 
+def test_a_penalty_of_repetition_is_described_where_there_is_one():
+    assert "repetition_penalty" not in SamplingSettings().described()
+    assert SamplingSettings(repetition_penalty=1.2).described()["repetition_penalty"] == 1.2
+
+
 def test_the_docs_list_every_setting() -> None:
     docs = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     is_listed = settings_tables() in docs
