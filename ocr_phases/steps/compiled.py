@@ -118,10 +118,10 @@ def tuned_kernels(device: torch.device) -> Iterator[None]:
 def compiled_parts(
     module: nn.Module, options: CompilerOptions | None = None
 ) -> dict[nn.Module, Forward]:
-    """Forwards of a module's parts, compiled: of its repeated layers, once for each kind of them.
+    """Forwards of a module's parts, compiled: layers of one kind together, every other part alone.
 
-    A module of 24 equal layers is compiled in the time of one layer, and starts so again. Parts
-    that are no layers are compiled each.
+    So 24 equal layers take the time of one, at a first start and at later ones. What the module does
+    between its parts is not compiled.
     """
     forwards: dict[nn.Module, Forward] = {}
     for part in module.children():
@@ -291,9 +291,14 @@ def _call_layer(
 
 
 def _call_part(compiled: Forward, *args: Any, **options: Any) -> Any:
-    """Call a compiled part, to which the number of tokens is a size that varies."""
+    """Call a compiled part, to which the number of tokens is a size that varies.
+
+    It is the second size of ids and positions, [B, T], and of states, [B, T, width]. A step has one
+    token, and one is a size of its own to the compiler.
+    """
     for tensor in tensors_in(args, options):
-        if 1 < tensor.dim() < 4 and tensor.shape[1] > 1:
+        has_tokens = tensor.dim() in (2, 3)
+        if has_tokens and tensor.shape[1] > 1:
             torch._dynamo.mark_dynamic(tensor, 1)
     return compiled(*args, **options)
 
