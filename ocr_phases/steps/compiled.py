@@ -120,8 +120,8 @@ def compiled_parts(
 ) -> dict[nn.Module, Forward]:
     """Forwards of a module's parts, compiled: layers of one kind together, every other part alone.
 
-    So 24 equal layers take the time of one, at a first start and at later ones. What the module does
-    between its parts is not compiled.
+    So 24 equal layers take the time of one, at a first start and at later ones. What the module
+    does between its parts is not compiled.
     """
     forwards: dict[nn.Module, Forward] = {}
     for part in module.children():
