@@ -222,7 +222,10 @@ def test_cards_that_are_named_one_by_one_are_all_shown(capsys: pytest.CaptureFix
     assert [row["card"] for row in result["cards"]] == ["T4", "L4"]
 
 
-@pytest.mark.parametrize("card", ["RTX 4080", "H100", "", "L4=cheap", "L4=-1"])
+@pytest.mark.parametrize(
+    "card",
+    ["RTX 4080", "H100", "", "L4=cheap", "L4=-1", "X (0 GB, 1 GB/s, 1 TFLOP/s)", "X (4 GB)", "X ("],
+)
 def test_a_wrong_card_is_refused(card: str) -> None:
     assert main(["profile", "--dry-run", "--card", card]) == 2
 
@@ -256,6 +259,24 @@ def test_only_a_slip_of_a_cards_name_gets_a_guess(card: str, guess: str | None) 
 
     assert ("Did you mean" in str(refusal.value)) == (guess is not None)
     assert guess is None or f"Did you mean {guess}?" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GTX 1650 (4 GB, 128 GB/s, 5.9 TFLOP/s)",
+        "L4,GTX 1650 (4GB,128 GB/s,5.9 tflop/s)=0.10",
+        "GTX 1650 (4 GB, 128 GB/s, 5.9 TFLOP/s)=0.10,L4",
+    ],
+)
+def test_a_card_of_ones_own_is_given_with_its_figures(text: str) -> None:
+    cards = {card.sheet.name: card for card in card_list(text)}
+
+    own = cards["GTX 1650"]
+    assert (own.sheet.memory, own.sheet.bandwidth, own.sheet.float16) == (4, 128, 5.9)
+    assert own.price_per_hour == (0.10 if "=" in text else None)
+    assert set(cards) <= {"GTX 1650", "L4"}
+    assert ("L4" in cards) == ("L4" in text)
 
 
 #: A program that would end with an error where the verb imports torch.

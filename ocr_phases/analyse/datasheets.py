@@ -106,13 +106,49 @@ def find_datasheet(device_name: str | None) -> Datasheet | None:
     return None
 
 
+#: A card with figures of one's own: ``GTX 1650 (4 GB, 128 GB/s, 5.9 TFLOP/s)``.
+_OWN_CARD = re.compile(
+    r"(?P<name>[^()]*[^()\s])\s*\(\s*(?P<memory>\d{1,5})\s*GB\s*,\s*(?P<bandwidth>\d{1,6})\s*GB/s"
+    r"\s*,\s*(?P<rate>\d{1,6}(\.\d{1,3})?)\s*TFLOP/s\s*\)",
+    re.IGNORECASE,
+)
+
+
+def _own_datasheet(text: str) -> Datasheet | None:
+    """A card with the figures that a person gives; None where the text has no such figures.
+
+    The one rate is that of matrix products in any dtype.
+    """
+    given = _OWN_CARD.fullmatch(text.strip())
+    if given is None:
+        return None
+    rate = float(given["rate"])
+    memory = int(given["memory"])
+    bandwidth = int(given["bandwidth"])
+    if 0 in (memory, bandwidth, rate):
+        raise OcrPhasesError(f"A figure of the card {text!r} is 0: give what its maker says.")
+    return Datasheet(
+        name=given["name"],
+        pattern=re.escape(given["name"]),
+        memory=memory,
+        bandwidth=bandwidth,
+        float32=rate,
+        tf32=None,
+        bfloat16=rate,
+        float16=rate,
+        source="as given",
+    )
+
+
 def datasheet_named(name: str) -> Datasheet:
     """The datasheet of a GPU that a person names.
 
     Parameters
     ----------
     name : str
-        A name of the table in any case, such as ``"rtx 4090"``, or the name that a driver gives.
+        A name of the table in any case, such as ``"rtx 4090"``, or the name that a driver gives. Or
+        a card of your own with its memory, bandwidth and rate of matrix products:
+        ``"GTX 1650 (4 GB, 128 GB/s, 5.9 TFLOP/s)"``.
 
     Raises
     ------
@@ -124,6 +160,9 @@ def datasheet_named(name: str) -> Datasheet:
     >>> datasheet_named("l4").memory
     24
     """
+    own = _own_datasheet(name)
+    if own is not None:
+        return own
     wanted = " ".join(name.split()).lower()
     for sheet in DATASHEETS:
         if sheet.name.lower() == wanted:
@@ -139,5 +178,6 @@ def datasheet_named(name: str) -> Datasheet:
     hint = nearest(name, names, least=0.9)
     raise OcrPhasesError(
         f"There is no datasheet of a card {name!r}.{hint} Choose one of {', '.join(names)}, or all."
-        " On a machine with the card, leave --card out: that needs none."
+        f" Or give its figures: --card '{name.partition('(')[0].strip()} (4 GB, 128 GB/s, 5.9 "
+        "TFLOP/s)'. On a machine with the card, leave --card out: that needs none."
     )

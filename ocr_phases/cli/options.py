@@ -146,13 +146,14 @@ def model_list(text: str) -> list[str]:
 
 def card_list(text: str) -> list[CardChoice]:
     """Cards from a comma-separated list, each with its price of an hour or without:
-    ``RTX 4090=0.69,L4``; ``all`` are all that have a datasheet.
+    ``RTX 4090=0.69,L4``; ``all`` are all that have a datasheet. A card of one's own has its
+    figures: ``GTX 1650 (4 GB, 128 GB/s, 5.9 TFLOP/s)``.
     """
     from ocr_phases.analyse.datasheets import DATASHEETS, datasheet_named
     from ocr_phases.analyse.other_cards import CardChoice
 
     choices: list[CardChoice] = []
-    for part in name_list(text):
+    for part in name_list(text, r",(?![^(]*\))"):  # not a comma between the figures of a card
         name, has_price, price = part.partition("=")
         per_hour = None
         if has_price:
