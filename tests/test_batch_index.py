@@ -409,6 +409,11 @@ def test_a_listing_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
     assert [entry["page"] for entry in read_listing(tmp_path)] == ["a", "b", "c"]
 
 
+def test_a_listing_of_new_pages_has_none_that_is_finished_or_failed(tmp_path: Path) -> None:
+    standing = list_pages(map(a_job, "abc"), tmp_path)
+    assert standing == {"found": 3, "finished": 0, "failed": 0, "new": 3}
+
+
 def test_a_listing_that_is_cut_names_its_line(tmp_path: Path) -> None:
     (tmp_path / LISTING).write_text('{"id": "')
 

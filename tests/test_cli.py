@@ -68,7 +68,7 @@ def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(
     monkeypatch.chdir(tmp_path)
     for folder in ("ocr_phases_artifacts", "ocr_phases_artifacts-2"):
         assert main(["artifacts", str(RECORD)]) == 0
-        assert Path(folder, "result.mmd").is_file()
+        assert "CORNER CAFE" in Path(folder, "result.mmd").read_text()
     capsys.readouterr()
     written = Path("ocr_phases_artifacts-2", "result.mmd")
     command = ["artifacts", str(RECORD), "--out", str(written.parent)]

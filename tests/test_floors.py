@@ -252,7 +252,7 @@ def test_a_person_names_a_card_as_they_please(name: str, card: str) -> None:
     ("name", "reason"),
     [
         ("H100", "choose H100 NVL, H100 PCIe, H100 SXM"),
-        ("RTX 4080", "Did you mean"),
+        ("RTX4090", "Did you mean"),
         ("", "There is no datasheet"),
     ],
 )

@@ -142,3 +142,17 @@ def test_the_first_screen_names_the_preset_and_whose_choice_it_was(
     shown = run._repr_mimebundle_()
     assert line in shown["text/plain"]
     assert preset in shown["text/html"].replace("&#39;", "'")
+
+
+def test_a_printed_timeline_has_its_stages_in_the_order_of_a_page() -> None:
+    stages = ("sam", "clip", "projector", "language_model")
+    timeline = Timeline("cpu")
+    with timeline.in_phase("prefill"):
+        for stage in stages:
+            with timeline.span(stage):
+                pass
+
+    text = str(timeline)
+
+    places = [text.index(stage) for stage in stages]
+    assert places == sorted(places)
