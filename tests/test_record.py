@@ -397,6 +397,11 @@ def test_a_file_that_is_too_large_or_becomes_so_when_it_is_unpacked_is_refused(
             PhaseRun.load(path)
 
 
+def test_a_decode_step_may_take_a_microsecond() -> None:
+    content = content_with(WrongEntry(f"spans.device_ms.{FIRST_STEP}", 0.001))
+    assert PhaseRun.from_dict(content).spans["device_ms"][FIRST_STEP] == 0.001
+
+
 def test_what_a_later_version_adds_is_kept() -> None:
     content = json.loads(RECORD.read_text())
     content["pages"][0]["new"] = {"deep": [1, {"deeper": None}]}
