@@ -115,7 +115,7 @@ def _write_document(target: Path, readings: list[_Reading], *, overwrite: bool) 
 def _pages(readings: list[tuple[int, _Reading]]) -> Iterator[DocumentPage]:
     """The pages of a document, each read when it is asked for.
 
-    A page whose measurement failed has no record, and only its number.
+    A page that is not finished has no record, and only its number.
     """
     for number, reading in readings:
         record = reading.record()
