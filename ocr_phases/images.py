@@ -35,6 +35,7 @@ MAX_BYTES = 14 * MAX_PIXELS
 
 # In every mode a page takes at most about 14 bytes a pixel, and more where the decoder holds a
 # copy.
+_USUAL_BYTES_A_PIXEL = 14
 _BYTES_A_PIXEL = {"JPEG2000": 25, "WEBP": 17}
 
 #: Resolution at which a page of a PDF is drawn, in dots per inch.
@@ -260,16 +261,20 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _decode(data: bytes, name: str, number: int) -> tuple[Image.Image, bool]:
-    """Page ``number`` of an image file, and whether the file has several: only a TIFF's frames are
-    pages.
+    """Page ``number`` of an image file, and whether the file has several pages.
+
+    Only a TIFF can have several. A later one is decoded from a copy of the file that begins with
+    it, so that it goes through the same checks as a first one.
     """
     with _open_image(data, name) as image:
         frames = _frames(image, data)
         if not 1 <= number <= len(frames):
             raise _no_page(name, number, len(frames))
         if number != 1:
-            return _decode(_from_frame(data, frames[number - 1]), name, 1)[0], True
-        most = min(MAX_PIXELS, MAX_BYTES // _BYTES_A_PIXEL.get(str(image.format), 14))
+            page, _ = _decode(_from_frame(data, frames[number - 1]), name, 1)
+            return page, True
+        bytes_a_pixel = _BYTES_A_PIXEL.get(str(image.format), _USUAL_BYTES_A_PIXEL)
+        most = min(MAX_PIXELS, MAX_BYTES // bytes_a_pixel)
         if image.width * image.height > most:
             raise _too_large(name, most)
         with _damage_explained(name):

@@ -107,7 +107,7 @@ def test_a_record_is_shown_as_approved(
 ) -> None:
     path = str(RECORDS[name])
     run = PhaseRun.load(path)
-    session = SimpleNamespace(run_inference=lambda *_, **__: run)
+    session = SimpleNamespace(run_inference=lambda *_, **__: run, device="cpu")
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     price = []
     record = ApprovedRecord(priced(run, None))

@@ -68,7 +68,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def accept(*_: object, **__: object) -> None:
         pass
 
-    session = SimpleNamespace(run_inference=recorded_run, check_request=accept)
+    session = SimpleNamespace(run_inference=recorded_run, check_request=accept, device="cpu")
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
 
     def leave(notebook: Any, kernel: str, outcome: NotebookOutcome, **_: object) -> Any:

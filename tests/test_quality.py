@@ -510,6 +510,8 @@ def test_an_attack_in_truth_or_text_stays_text() -> None:
 class FakeSession:
     """A session that measures nothing: each page has the record of the example."""
 
+    device = "cpu"
+
     def __init__(self, run: PhaseRun) -> None:
         self.run = run
         self.measured: list[Path] = []

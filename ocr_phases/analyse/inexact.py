@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 #: A triple of words counts as seen when it was there at most so many words ago.
@@ -275,30 +275,35 @@ def _best_stretches(scores: Sequence[float]) -> Iterator[tuple[int, int, float]]
 
 
 def _counting(text: str) -> Iterator[tuple[int, int, int]]:
-    """Spans of numbers that are counted up or down with one step, and the same between them each
-    time.
+    """Passages that count up or down: numbers one step apart, with the same text between each two.
+
+    Yields for each where its first number begins, where its second one begins, and where its last
+    one ends. Tables are left out: their rows may well be numbered.
     """
     plain = _HTML_TABLE.sub(lambda match: " " * len(match[0]), text)
     plain = _MARKDOWN_ROW.sub(lambda match: " " * len(match[0]), plain)
-    run: list[re.Match[str]] = []
-    step = 0
-    between = ""
-    for match in _COUNTED.finditer(plain):
-        if run:
-            new_step = int(match[0]) - int(run[-1][0])
-            new_between = " ".join(plain[run[-1].end() : match.start()].split())
-            if len(run) == 1:
-                step = new_step
-                between = new_between
-            if new_step == 0 or new_step != step or new_between != between:
-                if len(run) >= COUNTED:
-                    yield run[0].start(), run[1].start(), run[-1].end()
-                run = run[-1:]
-                step = new_step
-                between = new_between
-        run.append(match)
-    if len(run) >= COUNTED:
-        yield run[0].start(), run[1].start(), run[-1].end()
+    for numbers in _evenly_spaced(plain):
+        if len(numbers) >= COUNTED:
+            yield numbers[0].start(), numbers[1].start(), numbers[-1].end()
+
+
+def _evenly_spaced(text: str) -> Iterator[list[re.Match[str]]]:
+    """The numbers of a text, in runs that have one step and the same words between their numbers.
+
+    The last number of a run is also the first of the next.
+    """
+    numbers = list(_COUNTED.finditer(text))
+    run = numbers[:1]
+    spacing: tuple[int, str] | None = None
+    for last, number in pairwise(numbers):
+        step = int(number[0]) - int(last[0])
+        between = " ".join(text[last.end() : number.start()].split())
+        if step == 0 or (step, between) != spacing:
+            yield run
+            run = [last]
+        spacing = (step, between)
+        run.append(number)
+    yield run
 
 
 def _fragments(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]]:

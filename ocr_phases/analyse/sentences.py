@@ -272,9 +272,7 @@ def _noise_clause(rules: Sequence[Verdict]) -> str:
     if busy:
         clauses.append(f"the machine was busy ({', '.join(busy)})")
     if ceilings:
-        clauses.append(
-            f"the device's peak rates could not be measured ({ceilings}), so there are no floors"
-        )
+        clauses.append(f"the device's peak rates could not be measured ({ceilings})")
     if not clauses:
         return ""
     return f", but {' and '.join(clauses)}"

@@ -79,12 +79,16 @@ def write_documents(out: Path, folder: Path, *, overwrite: bool = False) -> list
 
 
 def _document_names(documents: list[_Reading]) -> list[str]:
-    """A name for each document: its file's, with the preset where there are several."""
-    several = len({document.preset for document in documents}) > 1
+    """A name for each document: that of its file, without the ending.
+
+    If the documents have several presets, the preset follows, and if a name is taken already, a
+    number from 2 on.
+    """
+    has_several_presets = len({document.preset for document in documents}) > 1
     names: list[str] = []
     for document in documents:
         stem = Path(split_page(document.job.source)[0]).stem
-        if several:
+        if has_several_presets:
             stem = f"{stem}-{document.preset or 'default'}"
         name = stem
         number = 1
@@ -109,7 +113,10 @@ def _write_document(target: Path, readings: list[_Reading], *, overwrite: bool) 
 
 
 def _pages(readings: list[tuple[int, _Reading]]) -> Iterator[DocumentPage]:
-    """The pages of a document, each read when it is asked for."""
+    """The pages of a document, each read when it is asked for.
+
+    A page that is not finished has no record, and only its number.
+    """
     for number, reading in readings:
         record = reading.record()
         if record is None:

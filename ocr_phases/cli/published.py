@@ -111,14 +111,22 @@ def _reason(error: Exception) -> str:
 
 
 def _setup_of_session(session: OCRSession) -> Setup:
-    """What the pages are measured with, known before the first of them."""
+    """When, with which model and versions and where the pages are measured.
+
+    It is known before the first page, so that a report can be written whenever it stops.
+    """
+    # Imported here, because the command line loads torch only for verbs that measure.
     from ocr_phases.analyse.published import Setup
     from ocr_phases.collectors.machine import describe_device, now, versions
     from ocr_phases.measure.loaded_model import describe_model
     from ocr_phases.record.parts import DevicePart, make_part
 
-    device = make_part(DevicePart, describe_device(session.device))
-    return Setup(now(), describe_model(session.checkpoint), versions(), device)
+    return Setup(
+        created=now(),
+        model=describe_model(session.checkpoint),
+        versions=versions(),
+        device=make_part(DevicePart, describe_device(session.device)),
+    )
 
 
 def _setup_of_record(record: PhaseRun) -> Setup:

@@ -189,6 +189,9 @@ class Stages:
     def ocr_watch(self: Any) -> dict[str, Any]:
         """Begin to watch, once, and say what is watched: model class and modules, dtype, device,
         settings, versions.
+
+        ``self`` is vLLM's worker: vLLM adds the methods of this class to it, so what has to last
+        from one call to the next is kept on the worker.
         """
         import torch
 

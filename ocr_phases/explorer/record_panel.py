@@ -127,13 +127,16 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
                 return
 
     def _show(self, record: RecordRow, before: PhaseRun | None = None) -> None:
-        """Show a record, over the curve of ``before``; raises where it cannot be read."""
+        """Show a record, with the latency curve of ``before`` beneath its own.
+
+        Raises `OcrPhasesError` for a record that cannot be read, before anything is changed.
+        """
         head = panel_head(record)
         if record not in self.rows:
             self.rows.insert(0, record)
         self._current = record
         self._before = before
-        with self.hold_sync():
+        with self.hold_sync():  # the browser gets all of it in one message
             self.row = 0
             self.head = head
             self._load_row()

@@ -590,7 +590,11 @@ def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:
 
 
 def _with_published_names(text: str, family: FamilyFacts) -> str:
-    """A message about the saved layout with the entry's name in the published file."""
+    """An error about a config, with its entries named as in the file that the user has.
+
+    Configs are checked in the layout of transformers, whose names the published ``config.json``
+    does not have. The longer name is replaced first, because it contains the shorter one.
+    """
     section = {"sam_config": SAM_PART, "encoder_config": family.encoder_part}
     for saved, part in section.items():
         if saved in text:

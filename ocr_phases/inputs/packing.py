@@ -161,7 +161,8 @@ class PageInputs(Hinted):
     def to(self, device: torch.device | str, dtype: torch.dtype) -> DeviceInputs:
         """The batch on ``device``, with its pixels normalised in ``dtype``.
 
-        Pixels travel as uint8, and become the same bits on every device.
+        Pixels are sent as uint8, which has the fewest bytes, and normalised there by a table, so
+        that every device computes the same values.
         """
         pixel_values = None
         pixel_values_local = None

@@ -460,13 +460,14 @@ class Measurement:
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         state = phases.prefill(model, inputs, step=self.step)
         timeline = Timeline(self.device)
-        # Hooks would undo what was compiled.
-        hooked = NoTimeline(self.device) if self.request.strategy == "compiled" else timeline
+        stage_timeline: Timeline | NoTimeline = timeline
+        if self.request.strategy == "compiled":
+            stage_timeline = NoTimeline(self.device)  # hooks would undo what was compiled
         run = self.step.uncaptured(state.length)
         with (
             torch.no_grad(),
             self.step.execution(),
-            stage_hooks(model, interface, hooked, []),
+            stage_hooks(model, interface, stage_timeline, []),
             timeline.in_phase("decode", "decode_step", 0),
         ):
             run()

@@ -181,7 +181,11 @@ def read_parts(record: dict[str, Any]) -> RecordParts:
 
 
 def _read_kernels(view: Any) -> KernelsPart | KernelsFailed | None:
-    """The kernel view, or why there is none; None where none was asked for."""
+    """The entry ``kernels`` of a record.
+
+    It is the kernel view, or the error that stands in its place where the profiler failed, or None
+    where no kernel view was asked for.
+    """
     if view is None:
         return None
     conform(view, dict[str, Any], "kernels")

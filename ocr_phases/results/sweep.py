@@ -85,8 +85,8 @@ class SweepResult(SweptRecords[PhaseRun]):
         Parameters
         ----------
         folder : str or Path
-            The sweep's folder or its ``runs``; of several models the folder that has a folder per
-            model.
+            The folder that the sweep wrote to, or the ``runs`` in it. For a sweep of several
+            models it has one folder for each of them.
 
         Raises
         ------

@@ -127,7 +127,11 @@ def _page_measures(measures: pd.DataFrame) -> Html:
 
 
 def _label_measures(measures: pd.DataFrame) -> Html:
-    """How well the boxes of each type of region were found; empty for a text without boxes."""
+    """How well the boxes of each type of region were found; empty for a text without boxes.
+
+    A type has one row with its counts and shares; the overlap of its boxes, a measure of its own in
+    ``measures``, stands in the row as the column ``iou``.
+    """
     of_labels = measures[measures["label"] != ""]
     is_overlap = of_labels["measure"] == "box_iou"
     overlaps = of_labels[is_overlap].set_index("label")["value"]

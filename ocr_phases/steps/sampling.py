@@ -128,9 +128,10 @@ class Sampler:
         if self.greedy:
             return logits.argmax(dim=-1)
         scores = self.processors(sequence, logits.float())
-        if self.generator is None:
+        if self.generator is None:  # greedy, by scores that processors changed
             return scores.argmax(dim=-1)
-        # NaN would be an error of the device; a check finds it in the logits.
+        # torch.multinomial stops the device at a NaN. Any token will do in its place, because the
+        # check of finite logits fails such a run.
         probabilities = scores.softmax(dim=-1).nan_to_num(nan=1.0)
         return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
 
