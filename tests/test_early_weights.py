@@ -151,7 +151,11 @@ def test_only_tensors_of_modules_that_nothing_writes_to_are_weights() -> None:
 
     compiled = compile_apart(Layer.forward, {"post_grad_custom_post_pass": EarlyWeights()})
 
-    with patch.object(GraphLowering, "codegen", look), torch.no_grad():
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),
+        patch.object(GraphLowering, "codegen", look),
+        torch.no_grad(),
+    ):
         for layer in (Layer(), Layer()):
             compiled(layer, torch.ones(1, 8), cache)
 
