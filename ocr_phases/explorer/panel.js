@@ -460,10 +460,7 @@ class Panel extends View {
     const checked = this.model.get("ticked").includes(value);
     const tick = { type: "checkbox", checked, "data-tick": value, "aria-label": `Compare ${name}` };
     if (read !== undefined) {
-      first.replaceChildren(
-        h("input", tick),
-        act(pinned ? "★" : "☆", "Pin as the baseline", star),
-      );
+      first.replaceChildren(h("input", tick), act(pinned ? "★" : "☆", "Pin as the baseline", star));
       page.replaceChildren(h("button.opx-name", { value, "data-ask": "show" }, name));
     }
     const acts = [];
