@@ -34,7 +34,7 @@ from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import RelativePositions, StaticStep
 from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
 from ocr_phases.steps.phases import generate
-from ocr_phases.steps.preparing import announcements_to, timed_preparation
+from ocr_phases.steps.preparing import EarlierStarts, announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
@@ -383,6 +383,19 @@ def test_a_step_is_compiled_once_and_only_where_that_is_asked_for(
     assert compile_ms > 0
     assert compiled.setup.compile_ms == compile_ms
     assert eager.setup.compile_ms is None
+
+
+def test_a_cut_off_note_of_earlier_starts_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    first = EarlierStarts("a step")
+    first.add(62_000)
+    (note,) = tmp_path.glob("*.ms")
+
+    note.write_text("")
+
+    assert EarlierStarts("a step").text() == ""
 
 
 def test_what_cannot_be_compiled_is_one_sentence() -> None:

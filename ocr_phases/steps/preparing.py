@@ -125,9 +125,9 @@ class EarlierStarts:
 
     def text(self) -> str:
         """A clause that says it, or nothing at the first start."""
-        if not self._path.exists():
+        times = self._path.read_text().split() if self._path.exists() else []
+        if not times:  # nothing is in a file whose writing was cut off
             return ""
-        times = self._path.read_text().split()
         seconds = max(1, round(float(times[-1]) / 1e3))
         if len(times) == 1:
             return f", which took {seconds} s the first time and takes less now"
