@@ -246,9 +246,7 @@ def one_a_chunk() -> PhaseRun:
 
 @pytest.mark.parametrize("case", RECHUNKED)
 @pytest.mark.usefixtures("no_comparison_page")
-def test_a_gate_does_not_fire_on_chunking(
-    case: str, one_a_chunk: PhaseRun, tmp_path: Path
-) -> None:
+def test_a_gate_does_not_fire_on_chunking(case: str, one_a_chunk: PhaseRun, tmp_path: Path) -> None:
     rechunked = measure(RECHUNKED[case], repeats=3)
 
     table = compare(one_a_chunk, rechunked).table
