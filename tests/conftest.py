@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return places.get(item.path.stem, len(places))
 
     items.sort(key=place_of)
-    gc.freeze()  # what was imported stays: no collection looks through it
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without collections of garbage, and keep later ones from what stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_look_through() -> None:
+    """Collections of garbage look through what tests of this file made, not of those before it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
