@@ -28,7 +28,7 @@ from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.settings import Settings
 from ocr_phases.show.batch_page import index_html
 
-STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
+STUB = [sys.executable, str(Path(__file__).with_name("batch_stub_process.py"))]
 #: What the verb sets where its settings differ from those of one page.
 BATCH_DEFAULTS = {"token_probabilities": False, "warm_once": True}
 #: The settings of a batch on a CPU, as its jobs have them.
@@ -116,6 +116,13 @@ def listening(pid: int | None = None) -> dict[str, list[str]]:
         with contextlib.suppress(psutil.ZombieProcess):  # it has ended
             addresses[" ".join(process.cmdline())] = sockets
     return addresses
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process has ended, also where nobody has asked yet how it did."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def listening_sockets(process: psutil.Process) -> list[str]:

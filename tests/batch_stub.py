@@ -16,7 +16,6 @@ from pathlib import Path
 from ocr_phases.batch.archive import attempt_folder
 from ocr_phases.batch.measuring import Refused
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.worker import serve
 from ocr_phases.batch.worker_process import WorkerRequest
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
@@ -64,7 +63,3 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
             time.sleep(0.01)
     shutil.copy(RECORD, place / "run.json")
     return Outcome(place=place.name)
-
-
-if __name__ == "__main__":
-    serve(handler)

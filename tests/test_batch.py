@@ -17,6 +17,7 @@ import pytest
 from batch_example import (
     QUICK,
     STUB,
+    has_ended,
     jobs,
     listening,
     make_pages,
@@ -235,7 +236,7 @@ def test_a_batch_stopped_in_the_middle_of_pages_loses_nothing_and_leaves_nobody(
 
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
-    wait_for(lambda: not any(worker.is_running() for worker in workers))
+    wait_for(lambda: all(has_ended(worker) for worker in workers))
     if number == signal.SIGINT:
         assert process.returncode == 130
         *progress, stopped = said.splitlines()
