@@ -12,6 +12,7 @@ import msgspec
 import pandas as pd
 import pytest
 from batch_example import measured_here
+from conftest import GOLDEN
 from fake_server import Fake, served
 
 import ocr_phases
@@ -30,7 +31,7 @@ from ocr_phases.families import (
 from ocr_phases.session.kept import kept_session
 
 ROOT = Path(ocr_phases.__file__).parents[1]
-PAGE = ROOT / "data" / "pages" / "receipt.png"
+PAGE = GOLDEN / "pages" / "small_400x300.png"
 RECORD = ROOT / "data" / "runs" / "h100-invoice-eager.json.gz"
 SHORT: dict[str, Any] = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
 #: The name of a model that no family has.
