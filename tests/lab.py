@@ -17,6 +17,9 @@ CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "tests-only"
 _START_S = 60.0
 
+#: The notebook in front of the others.
+FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+
 # The page says "Idle" before its session is there, and running a cell then asks for a kernel.
 READY = """() => {
   const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
@@ -100,6 +103,31 @@ def open_notebook(page: Any, address: str, name: str = "explore.ipynb") -> None:
     """Open a notebook in a fresh workspace and wait for its kernel."""
     page.goto(f"{address}/doc/tree/{name}?token={TOKEN}&reset")
     page.wait_for_function(READY, timeout=60_000)
+
+
+@contextlib.contextmanager
+def notebook_beside(page: Any, name: str) -> Iterator[Any]:
+    """Another notebook in front of the open one, with its kernel; yields its panel, and closes it
+    at the end.
+    """
+    page.evaluate(
+        """async (path) => {
+      const { context, sessionContext } = jupyterapp.shell.currentWidget;
+      window.behind = context.path;
+      const kernel = sessionContext.session.kernel.model;
+      await jupyterapp.commands.execute('docmanager:open', { path, kernel });
+    }""",
+        name,
+    )
+    page.wait_for_function(READY)
+    try:
+        yield page.locator(FRONT)
+    finally:
+        page.evaluate("""async () => {
+          jupyterapp.shell.currentWidget.dispose();
+          await jupyterapp.commands.execute('docmanager:open', { path: window.behind });
+        }""")
+        page.wait_for_function(READY)
 
 
 def reopen(page: Any) -> None:

@@ -13,7 +13,7 @@ from ocr_phases.view.widgets import TimelineView
 AXE = importlib.util.find_spec("axe_playwright_python")
 SCRIPT = (Path(__file__).parent / "widget.js").read_text(encoding="utf-8")
 FINDINGS = """async (part) => {
-  const { violations } = await axe.run(part ?? document);
+  const { violations } = await axe.run(part ?? document, { resultTypes: ["violations"] });
   return violations.map(({ id, nodes }) => [id, nodes.map(({ html }) => html.slice(0, 120))]);
 }"""
 
@@ -35,6 +35,12 @@ def page(chromium, request):
     page = chromium.new_page(color_scheme=request.param)
     yield page
     page.close()
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    """A panel with one record. A page gets a copy of its state, so all can show it."""
+    return Explorer(record=RUNS / "tiny-receipt.json.gz", keep=None)
 
 
 def findings(page, part=None):
@@ -62,8 +68,7 @@ def test_a_report_has_no_findings(page, plain_report):
     assert findings(page, ".opv-report") == []
 
 
-def test_the_panel_has_no_findings(page):
-    explorer = Explorer(record=RUNS / "tiny-receipt.json.gz", keep=None)
+def test_the_panel_has_no_findings(page, explorer):
     show(page, explorer, {})
     page.click(".opx-more > summary")
     assert findings(page) == []
@@ -71,7 +76,7 @@ def test_the_panel_has_no_findings(page):
     assert findings(page, "[data-pane=records]") == []
 
 
-def test_a_timeline_has_no_findings(page):
-    widget = TimelineView(Explorer(record=RUNS / "tiny-receipt.json.gz", keep=None).run)
+def test_a_timeline_has_no_findings(page, explorer):
+    widget = TimelineView(explorer.run)
     show(page, widget, widget.source.data)
     assert findings(page) == []

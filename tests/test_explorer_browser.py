@@ -1,5 +1,5 @@
 """The explorer as a person meets it: explore.ipynb in JupyterLab, in Chromium, with the built-in
-model.
+model; and what other notebooks of the same JupyterLab show.
 """
 
 import base64
@@ -12,7 +12,8 @@ from typing import Any
 import lab
 import nbformat
 import pytest
-from conftest import GPU_RECORD, RUNS
+from conftest import GPU_RECORD, RECORD, RUNS
+from nbformat.v4 import new_code_cell, new_notebook
 
 from ocr_phases import PhaseRun
 
@@ -139,7 +140,7 @@ def test_a_finished_record_is_in_sight_at_once(panel: Page) -> None:
     phase_bar = panel.locator(".opx .op-bar").first.bounding_box()
     page = panel.locator(".opv-page").first.bounding_box()
     curve = panel.locator(".opv-curve").bounding_box()
-    screen = panel.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").bounding_box()
+    screen = panel.locator(lab.FRONT).bounding_box()
 
     assert phase_bar["y"] < page["y"] < curve["y"]
     assert page["height"] >= 300
@@ -642,16 +643,49 @@ def test_parts_in_boxes_of_ipywidgets_follow_one_another(panel: Page) -> None:
     notebook = nbformat.read(panel.root / "parts.ipynb", as_version=4)
     notebook.cells[0].source = RECORD_FOR_PARTS + notebook.cells[0].source
     nbformat.write(notebook, panel.root / "parts.ipynb")
-    page = panel.context.browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(60_000)
-    lab.open_notebook(page, panel.address, "parts.ipynb")
-    lab.run_all(page)
 
-    page.locator(".opv-token >> nth=7").click()
-    page.wait_for_function("document.querySelector('.widget-readout').textContent.trim() === '7'")
+    with lab.notebook_beside(panel, "parts.ipynb") as beside:
+        lab.run_all(panel)
 
-    slider = page.locator(".widget-slider [role=slider], .widget-slider .noUi-handle").first
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".opv-token.opv-now[data-index='8']")
-    page.close()
+        beside.locator(".opv-token >> nth=7").click()
+        beside.locator(".widget-readout:text-is('7')").wait_for()
+
+        slider = beside.locator(".widget-slider [role=slider], .widget-slider .noUi-handle").first
+        slider.focus()
+        panel.keyboard.press("ArrowRight")
+        beside.locator(".opv-token.opv-now[data-index='8']").wait_for()
+
+
+# -- what other cells show -------------------------------------------------------------------------
+
+
+#: Cells of a notebook that measures nothing: it shows what records say.
+SHOWING_CELLS = (
+    f"from ocr_phases import PhaseRun, compare\nrun = PhaseRun.load({str(RECORD)!r})\nrun",
+    "run.checks",
+    "run.plot.timeline()",
+    f"compare(run, {str(GPU_RECORD)!r})",
+)
+UNFOLD = "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
+OUTPUTS = f"{lab.FRONT} .jp-OutputArea-output"
+
+
+def test_fragments_keep_their_shape_in_a_live_jupyterlab(panel: Page) -> None:
+    kernel = {"name": "python3", "display_name": "Python 3"}  # else JupyterLab asks which
+    cells = [new_code_cell(source) for source in SHOWING_CELLS]
+    notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
+    nbformat.write(notebook, panel.root / "shown.ipynb")
+
+    with lab.notebook_beside(panel, "shown.ipynb"):
+        lab.run_all(panel)
+        panel.wait_for_function(f"document.querySelectorAll('{OUTPUTS} .op').length > 10")
+        for theme in ("JupyterLab Light", "JupyterLab Dark"):
+            lab.set_theme(panel, theme)
+            for width in (1280, 700):
+                panel.set_viewport_size({"width": width, "height": 4000})
+                panel.evaluate(UNFOLD)
+
+                shown = panel.locator(OUTPUTS).count()
+                assert shown == len(SHOWING_CELLS), (theme, width)
+                assert panel.evaluate(WRONG, OUTPUTS)["wrong"] == [], (theme, width)
+        panel.set_viewport_size({"width": 1280, "height": 800})

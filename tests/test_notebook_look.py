@@ -1,5 +1,5 @@
-"""What a cell shows keeps its shape under JupyterLab's own rules: in nbconvert's HTML and in a live
-one.
+"""What a cell shows keeps its shape under JupyterLab's own rules, in nbconvert's HTML: a live
+JupyterLab is looked at with the explorer.
 """
 
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lab
-import nbformat
 import pandas as pd
 import pytest
 from conftest import GPU_RECORD, RECORD, RUNS
@@ -25,6 +24,7 @@ from ocr_phases.show.checks_section import references_section, verification_sect
 from ocr_phases.show.comparison_overview import environment_html
 from ocr_phases.show.run_overview import overview_section
 from ocr_phases.show.section import Section, facts_bundle, style_section
+from ocr_phases.show.shown_figure import ShownFigure
 from ocr_phases.show.sweep_overview import cells_section
 from ocr_phases.show.timeline_section import timeline_bundle
 
@@ -114,7 +114,9 @@ def fragments_of_a_gpu() -> dict[str, Any]:
 
 
 def html_of(shown: Any) -> str:
-    """The HTML of a result, as a cell gives it."""
+    """The HTML of a result, as a cell gives it; a figure's still, which is hidden, is left out."""
+    if isinstance(shown, ShownFigure):
+        return shown.bundle(still=False)["text/html"]
     if isinstance(shown, Section):
         return "".join(style_section().parts[:1]) + shown.html()
     data, _ = DisplayFormatter().format(shown)
@@ -170,40 +172,3 @@ def test_fragments_keep_their_shape_in_nbconvert_s_html(
         assert found["wrong"] == [], width
         assert found["page"] <= 0, width
     page.close()
-
-
-#: Cells of a notebook that measures nothing: it shows what records say.
-CELLS = (
-    f"from ocr_phases import PhaseRun, compare\nrun = PhaseRun.load({str(RECORD)!r})\nrun",
-    "run.checks",
-    "run.plot.timeline()",
-    f"compare(run, {str(GPU_RECORD)!r})",
-)
-
-
-@pytest.fixture(scope="module")
-def live(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A notebook in a JupyterLab of its own, with all cells run."""
-    folder = tmp_path_factory.mktemp("look")
-    with lab.jupyter_lab(folder) as address:
-        kernel = {"name": "python3", "display_name": "Python 3"}  # else JupyterLab asks which
-        cells = [new_code_cell(source) for source in CELLS]
-        notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
-        nbformat.write(notebook, folder / "root" / "shown.ipynb")
-        page = browser.new_page(viewport={"width": 1280, "height": 4000})
-        page.set_default_timeout(60_000)
-        lab.open_notebook(page, address, "shown.ipynb")
-        lab.run_all(page)
-        page.wait_for_function(f"document.querySelectorAll('{OUTPUTS} .op').length > 10")
-        yield page
-
-
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_fragments_keep_their_shape_in_a_live_jupyterlab(live: Any, theme: str, width: int) -> None:
-    lab.set_theme(live, theme)
-    live.set_viewport_size({"width": width, "height": 4000})
-    live.evaluate(UNFOLD)
-
-    assert live.locator(OUTPUTS).count() == len(CELLS)
-    assert live.evaluate(FIND_FAULTS, OUTPUTS)["wrong"] == []

@@ -1,8 +1,8 @@
 """Papermill over page_report: what its parameters ask for, and one model for many pages."""
 
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,17 @@ def execute(notebook: Path, output: Path, **parameters: Any) -> nbformat.Noteboo
 
 def new_notebook(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=list(cells))
+
+
+@pytest.fixture(scope="module")
+def short_notebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """page_report up to the cell that measures and saves, without the pictures behind it."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    ids = [cell.id for cell in notebook.cells]
+    del notebook.cells[ids.index("measure") + 1 :]
+    path = tmp_path_factory.mktemp("notebooks") / NOTEBOOK.name
+    nbformat.write(notebook, path)
+    return path
 
 
 # -- parameters ------------------------------------------------------------------------------------
@@ -107,22 +118,24 @@ def test_papermill_s_help_tells_type_default_and_meaning_of_each_parameter(
     assert printed.count("(default ") == len(PAGE_REPORT_PARAMETERS)
 
 
-def papermill_with_yaml(folder: Path, options: str) -> None:
+def papermill_with_yaml(notebook: Path, folder: Path, options: str) -> None:
     """Papermill's command with options as YAML; a record is shown, so that no model runs."""
     parameters = f"{{options: {options}, record: '{RECORD}', output_dir: '{folder}/out'}}"
-    command = [str(NOTEBOOK), str(folder / "out.ipynb"), "-y", parameters]
+    command = [str(notebook), str(folder / "out.ipynb"), "-y", parameters]
     command += ["--no-progress-bar", "--engine", "ocr_phases"]
     papermill_command(command, standalone_mode=False)
 
 
-def test_papermill_s_command_takes_options_as_yaml(tmp_path: Path) -> None:
-    papermill_with_yaml(tmp_path, "{kernels: true, seed: 7}")
+def test_papermill_s_command_takes_options_as_yaml(short_notebook: Path, tmp_path: Path) -> None:
+    papermill_with_yaml(short_notebook, tmp_path, "{kernels: true, seed: 7}")
     assert (tmp_path / "out" / "run.json").exists()
 
 
-def test_a_wrong_option_as_yaml_ends_papermill_s_command(tmp_path: Path) -> None:
+def test_a_wrong_option_as_yaml_ends_papermill_s_command(
+    short_notebook: Path, tmp_path: Path
+) -> None:
     with pytest.raises(papermill.PapermillExecutionError, match="Did you mean kernels"):
-        papermill_with_yaml(tmp_path, "{kernls: true, seed: 7}")
+        papermill_with_yaml(short_notebook, tmp_path, "{kernls: true, seed: 7}")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +168,13 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @needs_native
-def test_a_loop_over_pages_loads_the_model_once(tmp_path: Path, model_loads: list[Any]) -> None:
+def test_a_loop_over_pages_loads_the_model_once(
+    short_notebook: Path, tmp_path: Path, model_loads: list[Any]
+) -> None:
     for page in sorted(PAGES.glob("*.png"))[:2]:
         folder = tmp_path / page.stem
         parameters = {"page": str(page), "output_dir": str(folder), "options": NOTHING_AFTER}
-        execute(NOTEBOOK, tmp_path / f"{page.stem}.ipynb", **parameters, **QUICK)
+        execute(short_notebook, tmp_path / f"{page.stem}.ipynb", **parameters, **QUICK)
         assert PhaseRun.load(folder / "run.json").page.file == page.name
     assert len(model_loads) == 1
 
@@ -274,9 +289,9 @@ def guide_script(name: str) -> str:
 
 
 @pytest.fixture
-def scans(tmp_path: Path) -> Path:
-    """A folder with two pages to scan, the notebooks, and a record."""
-    (tmp_path / "notebooks").symlink_to(asset("notebooks"))
+def scans(short_notebook: Path, tmp_path: Path) -> Path:
+    """A folder with two pages to scan, the notebook, and a record."""
+    (tmp_path / "notebooks").symlink_to(short_notebook.parent)
     (tmp_path / "record.json").symlink_to(RECORD)
     (tmp_path / "scans").mkdir()
     (tmp_path / "out").mkdir()
@@ -292,7 +307,10 @@ def scan_names(scans: Path) -> list[str]:
 
 
 def test_the_guide_s_processes_run_a_notebook_for_each_page(
-    scans: Path, scan_names: list[str]
+    scans: Path,
+    scan_names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They show a record: that the model is kept in a process is tested above."""
     script = guide_script("ProcessPoolExecutor")
@@ -300,12 +318,11 @@ def test_the_guide_s_processes_run_a_notebook_for_each_page(
     script = script.replace("PROCESSES = 2", "PROCESSES = 1")
     script = script.replace('"model": "tiny"', '"record": "record.json"')
     (scans / "measure.py").write_text(script)
+    monkeypatch.chdir(scans)
 
-    done = subprocess.run(
-        [sys.executable, "measure.py"], cwd=scans, capture_output=True, text=True, check=True
-    )
+    runpy.run_path(str(scans / "measure.py"), run_name="__main__")
 
-    assert done.stdout.split() == scan_names
+    assert capsys.readouterr().out.split() == scan_names
     assert sorted(path.parent.name for path in scans.glob("out/*/run.json")) == scan_names
 
 
@@ -315,12 +332,16 @@ def test_the_guide_s_dask_workers_measure_each_page_with_one_model(
     scan_names: list[str],
     model_loads: list[Any],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The worker is a thread of this process, where the model's loads are counted."""
+    """The worker is a thread of this process, where the model's loads are counted.
+
+    While it runs a notebook, this process's output is the notebook's: what the script prints
+    meanwhile is kept in a list.
+    """
     distributed = pytest.importorskip("distributed")
     quick = {**QUICK, "options": NOTHING_AFTER}
     script = guide_script("as_completed").replace('"model": "tiny"', f"**{quick!r}")
+    printed: list[str] = []
 
     with distributed.LocalCluster(
         n_workers=1,
@@ -334,9 +355,10 @@ def test_the_guide_s_dask_workers_measure_each_page_with_one_model(
         worker_dashboard_address="127.0.0.1:0",
     ) as cluster:
         monkeypatch.setattr(sys, "argv", ["measure.py", cluster.scheduler_address, str(scans)])
-        exec(compile(script, "measure.py", "exec"), {"__name__": "__main__"})
+        names = {"__name__": "__main__", "print": printed.append}
+        exec(compile(script, "measure.py", "exec"), names)
 
-    assert sorted(capsys.readouterr().out.split()) == scan_names
+    assert sorted(printed) == scan_names
     for name in scan_names:
         assert PhaseRun.load(scans / "out" / name / "run.json").page.file == f"{name}.png"
     assert len(model_loads) == 1

@@ -54,16 +54,22 @@ def test_the_still_of_a_timeline_is_its_figure(run):
     assert picture["image/jpeg"]
 
 
-@pytest.fixture
-def page():
+@pytest.fixture(scope="module")
+def chromium():
     if reason := lab.missing():
         pytest.skip(reason)
     with lab.chromium() as browser:
-        page = browser.new_page(viewport={"width": 1000, "height": 500})
-        errors = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield page
-        assert errors == []
+        yield browser
+
+
+@pytest.fixture
+def page(chromium):
+    page = chromium.new_page(viewport={"width": 1000, "height": 500})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert errors == []
 
 
 def show(page, widget):
