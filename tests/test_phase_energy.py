@@ -29,15 +29,16 @@ PAGE = PAGES / "receipt.png"
 
 
 class StepwiseCounter:
-    """Counts 50 J per second of work, and shows them in steps of a tenth of a second."""
+    """Counts 50 J per second of work, and shows them in steps of so many seconds."""
 
     ranges = [float("inf")]
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, step: float, clock: Callable[[], float] = perf_counter) -> None:
+        self.step = step
         self.clock = clock
 
     def read(self) -> list[float]:
-        return [50.0 * int(self.clock() * 10) / 10]
+        return [50.0 * self.step * int(self.clock() / self.step)]
 
 
 def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
@@ -56,7 +57,7 @@ def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
 
     monkeypatch.setattr(phase_energy, "perf_counter", clock)
 
-    window = energy_while_repeated(work, StepwiseCounter(clock), seconds=2.0)
+    window = energy_while_repeated(work, StepwiseCounter(0.1, clock), seconds=2.0)
 
     assert window.seconds >= 2.0
     assert window.seconds == pytest.approx(0.04 * window.calls)
@@ -78,13 +79,13 @@ def test_each_phase_is_repeated_and_the_tokens_stay_the_same(
     before = phases.generate(model, inputs, 8, step=step).ids
 
     energy = measure_phase_energy(
-        model, inputs, 7, counter=StepwiseCounter(), step=step, seconds=0.2
+        model, inputs, 7, counter=StepwiseCounter(0.04), step=step, seconds=0.1
     )
 
     assert energy.phase == ["vision", "prefill", "decode"]
     assert min(energy.calls) >= 1
     for seconds, joules in zip(energy.seconds, energy.joules, strict=True):
-        assert joules / seconds == pytest.approx(50.0, rel=0.5)  # steps of 0.1 s in 0.2 s
+        assert joules / seconds == pytest.approx(50.0, rel=0.5)  # steps of 0.04 s in 0.1 s
     assert phases.generate(model, inputs, 8, step=step).ids == before
 
 
