@@ -20,9 +20,10 @@ from ocr_phases.batch.driver import PageCounts, Workers, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, make_jobs
 from ocr_phases.batch.local_workers import LocalWorkers
-from ocr_phases.batch.measuring import Refused, measure_page
+from ocr_phases.batch.measuring import Refused
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.pages import find_pages
+from ocr_phases.batch.worker import HANDLERS
 from ocr_phases.cli.options import BATCH
 from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.settings import Settings
@@ -201,6 +202,10 @@ class Here:
         future.set_result(self.answer(request))
         return future
 
+    def ask(self, request: Any) -> list[Future[Outcome]]:
+        """The answer of the one worker."""
+        return [self.submit(request, None)]
+
     def count(self) -> int:
         """One worker."""
         return 1
@@ -210,11 +215,11 @@ class Here:
 
 
 def measured_here(*_: object) -> Here:
-    """A worker that measures in this process, made as `LocalWorkers` is."""
+    """A worker that does in this process what the real one does, made as `LocalWorkers` is."""
 
     def measure_request(request: Any) -> Outcome:
         try:
-            return measure_page(request, lambda: None)
+            return HANDLERS[request["mode"]](request, lambda: None)
         except Refused as refusal:
             return Outcome(*refusal.args)
 

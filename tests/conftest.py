@@ -183,9 +183,11 @@ def native_session(recording: Path) -> Callable[[], OCRSession]:
     def session(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
         if transformers_version() < (5, 20):
             pytest.skip("the native classes need transformers 5.20")
-        return ocr_phases.OCRSession.from_local(
+        loaded = ocr_phases.OCRSession.from_local(
             golden_checkpoint(recording), device="cpu", dtype="float32"
         )
+        gc.freeze()  # as for the built-in model
+        return loaded
 
     return session
 
@@ -250,7 +252,9 @@ def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
     """The built-in model."""
-    return ocr_phases.OCRSession.load("tiny", device="cpu")
+    session = ocr_phases.OCRSession.load("tiny", device="cpu")
+    gc.freeze()  # what was imported with it stays, as it does
+    return session
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 from any_classes import FOLDERS
-from batch_example import QUICK, statuses
+from batch_example import QUICK, measured_here, statuses
 from conftest import PAGES
 from PIL import Image
 from wording import says
@@ -103,7 +103,10 @@ def test_a_batch_that_changes_its_rows_is_refused_in_a_sentence(fault, session, 
     assert "measure these pages one at a time" in str(no.value)
 
 
-def test_the_verb_batch_measures_pages_of_such_a_model_resumes_and_lists_them(tmp_path, capsys):
+def test_the_verb_batch_measures_pages_of_such_a_model_resumes_and_lists_them(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", measured_here)
     pages = tmp_path / "in"
     pages.mkdir()
     for name in ("receipt.png", "slide.png"):

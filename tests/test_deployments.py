@@ -511,7 +511,7 @@ def test_a_load_s_page_says_what_was_measured_and_has_contents(tmp_path: Path) -
     for fact in (
         load.created[:10],
         str(session.model),
-        "receipt.png",
+        PAGE.name,
         "objective: first token within",
         'href="load.json"',
     ):

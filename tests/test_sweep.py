@@ -212,30 +212,30 @@ def test_a_folder_is_one_sweep(
 
 
 def test_all_cells_choose_tokens_as_infer_says_and_a_folder_has_one_infer(
-    tiny_session: OCRSession, tmp_path: Path
+    golden_session: OCRSession, tmp_path: Path
 ) -> None:
     rule = {"no_repeat_ngram_size": 3, "whitelist_token_ids": [5]}
 
-    result = tiny_session.sweep(PAGE, folder=tmp_path, infer=rule, **ONE_CELL)
+    result = golden_session.sweep(PAGE, folder=tmp_path, infer=rule, **ONE_CELL)
 
     (run,) = result.runs.values()
     assert run.request.infer.no_repeat_ngram_size == 3
     assert run.request.infer.whitelist_token_ids == [5]
-    assert states(tiny_session, tmp_path, infer=rule) == {ONE: "kept"}
+    assert states(golden_session, tmp_path, infer=rule) == {ONE: "kept"}
     with refused():
-        outcomes(tiny_session, tmp_path, lengths=[3])
+        outcomes(golden_session, tmp_path, lengths=[3])
 
 
 def test_all_cells_compute_with_the_threads_asked_for_and_a_folder_has_one_number(
-    tiny_session: OCRSession, tmp_path: Path
+    golden_session: OCRSession, tmp_path: Path
 ) -> None:
-    result = tiny_session.sweep(PAGE, folder=tmp_path, threads=1, **ONE_CELL)
+    result = golden_session.sweep(PAGE, folder=tmp_path, threads=1, **ONE_CELL)
 
     (run,) = result.runs.values()
     assert run.device.threads == 1
-    assert states(tiny_session, tmp_path, threads=1) == {ONE: "kept"}
+    assert states(golden_session, tmp_path, threads=1) == {ONE: "kept"}
     with refused():
-        outcomes(tiny_session, tmp_path, threads=2, lengths=[3])
+        outcomes(golden_session, tmp_path, threads=2, lengths=[3])
 
 
 def test_the_pages_of_one_file_are_different_pages(
