@@ -156,13 +156,6 @@ def few_objects_to_look_through() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen_before_each_file() -> None:
-    """What files before this one imported and loaded stays, too."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session")
 def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
     """A function that gives a recording's checkpoint as a folder to load.

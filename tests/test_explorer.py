@@ -28,7 +28,6 @@ from conftest import GOLDEN, NO_TORCH, PAGES
 from elements import Elements
 from example_run import altered, make_run, page_image, two_page_run
 from fake_server import TOKENS, served
-from golden_cases import seen_once
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -1000,9 +999,9 @@ def test_a_report_is_made_of_a_record_and_sent(
 
 
 @pytest.fixture
-def quick(tiny_session: OCRSession, run: PhaseRun, tmp_path: Path) -> Iterator[Explorer]:
+def quick(quick_tiny_session: OCRSession, run: PhaseRun, tmp_path: Path) -> Iterator[Explorer]:
     """A panel that asks for little, where the kernel already holds the model."""
-    keep_model(ModelSettings(**Settings().of_model()), tiny_session.loaded_model)
+    keep_model(ModelSettings(**Settings().of_model()), quick_tiny_session.loaded_model)
     explorer = Explorer(PAGES / "receipt.png", runs=[run], keep=tmp_path / "kept")
     Browser(explorer).fill_in(
         preset="tiny",
@@ -1012,8 +1011,7 @@ def quick(tiny_session: OCRSession, run: PhaseRun, tmp_path: Path) -> Iterator[E
         ceilings=False,
         token_probabilities=False,
     )
-    with seen_once(tiny_session):
-        yield explorer
+    yield explorer
     MEASURED.clear()
     forget_kept_model()
 
