@@ -47,10 +47,13 @@ def in_this_process(*_: object) -> Here:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def index_without_pictures() -> Iterator[None]:
-    """Two thirds of a command's time are the histograms of the index, which no test here reads."""
+def quick_commands() -> Iterator[None]:
+    """Two thirds of a command's time are the histograms of the index, which no test here reads, and
+    a tenth is the wait for the disk, which only matters where the power fails.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ocr_phases.show.batch_page.plot_distributions", lambda pages: Figure())
+        patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
@@ -85,6 +88,12 @@ def command(place: Path) -> list[str]:
     """The command that made the batch."""
     options = ["--truth", str(place / "truth"), "--device", "cpu"]
     return ["batch", str(place / "in"), "--out", str(place / "out"), *options]
+
+
+@pytest.fixture(scope="module")
+def whole(finished: Path) -> pd.DataFrame:
+    """The table of pages of the finished batch, which no test changes."""
+    return read_pages(finished / "out")
 
 
 def read_pages(out: Path) -> pd.DataFrame:
@@ -283,10 +292,13 @@ EVERY_DAMAGE = [
 
 @pytest.mark.parametrize(("name", "kinds"), EVERY_DAMAGE)
 def test_a_damaged_file_is_made_anew_or_named(
-    name: str, kinds: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kinds: tuple[str, ...],
+    place: Path,
+    whole: pd.DataFrame,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = place / "out"
-    whole = read_pages(out)
     damage_files(name, kinds, out)
 
     code = main(command(place))
@@ -301,10 +313,13 @@ def test_a_damaged_file_is_made_anew_or_named(
 
 @pytest.mark.parametrize(("name", "kinds"), EVERY_DAMAGE)
 def test_an_archive_that_is_only_shown_never_shows_what_was_damaged(
-    name: str, kinds: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kinds: tuple[str, ...],
+    place: Path,
+    whole: pd.DataFrame,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = place / "out"
-    whole = read_pages(out)
     damage_files(name, kinds, out)
 
     code = main(["batch", "--render", "only", "--out", str(out)])
@@ -325,12 +340,11 @@ def change_some_bytes(path: Path, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_many_mutations_at_once_bring_no_false_result(
-    seed: int, place: Path, capsys: pytest.CaptureFixture[str]
+    seed: int, place: Path, whole: pd.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three files of every page get several changed bytes, three times over."""
     out = place / "out"
     draw = random.Random(seed)
-    whole = read_pages(out)
     for _ in range(3):
         folders = [entry["folder"] for entry in read_listing(out) if entry["folder"]]
         for folder in folders:
@@ -361,9 +375,10 @@ def age_figures(path: Path) -> None:
     path.write_text(json.dumps(figures))
 
 
-def test_an_archive_of_version_0_2_is_taken_and_its_figures_made_anew(place: Path) -> None:
+def test_an_archive_of_version_0_2_is_taken_and_its_figures_made_anew(
+    place: Path, whole: pd.DataFrame
+) -> None:
     out = place / "out"
-    whole = read_pages(out)
     for path in out.glob("pages/*/*/status.json"):
         age_status(path)
         age_figures(path.with_name("figures.json"))

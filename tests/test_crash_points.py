@@ -6,6 +6,7 @@ each point in turn, and prints what was there.
 """
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -143,6 +144,7 @@ def kill_at_every_point(folder: Path, command: list[str]) -> list[Kill]:
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
         main([*command, "--out", str(folder / "first" / "out")])  # each fork has what it imports
+    gc.freeze()  # no fork looks through what it shares with this process
     kills = []
     for killed_at in itertools.count(1, CHANGES_PER_POINT):
         kill = kill_and_repeat(folder, command, killed_at)

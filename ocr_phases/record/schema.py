@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
@@ -296,16 +297,21 @@ def check_spans(spans: pd.DataFrame) -> None:
     Each repeat has a prefill, a wait for the first token or a ``generate`` that took time, all
     repeats the same one, and decode steps from 0 on, once each.
     """
-    took_time = spans["device_ms"] > 0
-    first_work = is_whole_phase(spans) & (spans["stage"] == _first_work(spans))
-    if spans.loc[first_work & took_time, "repeat"].nunique() != spans["repeat"].nunique():
+    repeat = spans["repeat"].to_numpy()
+    stage = spans["stage"].to_numpy()
+    took_time = spans["device_ms"].to_numpy() > 0
+    first_work = is_whole_phase(spans).to_numpy() & (stage == _first_work(spans))
+    repeats = np.unique(repeat)
+    if not np.array_equal(np.unique(repeat[first_work & took_time]), repeats):
         raise OcrPhasesError(
             "spans: not every repeat has the time of its prefill, of its first token or of its "
             "generate()"
         )
-    steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
-    is_next = steps["step"] == steps.groupby("repeat").cumcount()
-    if not (is_next & (steps["device_ms"] > 0)).fillna(value=False).all():
+    is_step = stage == "decode_step"
+    number = spans["step"].to_numpy(dtype="float64", na_value=np.nan)
+    numbers = [np.sort(number[is_step & (repeat == one)]) for one in repeats]
+    in_order = all(np.array_equal(steps, np.arange(len(steps))) for steps in numbers)
+    if not (in_order and took_time[is_step].all()):
         raise OcrPhasesError(
             "spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time"
         )
