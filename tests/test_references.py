@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import transformers
 from torch import nn
@@ -57,16 +58,23 @@ def called_name(symbol: str) -> str:
     return code.partition("(")[0].rpartition(".")[2]
 
 
-every_session = pytest.mark.parametrize("fixture", ["golden_session", "vendor_session"])
+@pytest.fixture(scope="module")
+def native_places(golden_session: OCRSession) -> pd.DataFrame:
+    """The places in the class of transformers."""
+    return golden_session.references()
 
 
-@every_session
+@pytest.fixture(scope="module")
+def vendor_places(vendor_session: OCRSession) -> pd.DataFrame:
+    """The places in the vendor's own class."""
+    return vendor_session.references()
+
+
+@pytest.mark.parametrize("fixture", ["native_places", "vendor_places"])
 def test_every_place_is_found_and_is_where_it_says(
     fixture: str, request: pytest.FixtureRequest
 ) -> None:
-    session: OCRSession = request.getfixturevalue(fixture)
-
-    table = session.references()
+    table: pd.DataFrame = request.getfixturevalue(fixture)
 
     assert tuple(table.columns) == COLUMNS
     assert set(table["what"]) == PLACES
@@ -80,20 +88,20 @@ def test_every_place_is_found_and_is_where_it_says(
 @pytest.mark.parametrize(
     ("fixture", "condition"),
     [
-        ("golden_session", "pixel_values is not None"),
-        ("vendor_session", "images is not None and seq_len != 1"),
+        ("native_places", "pixel_values is not None"),
+        ("vendor_places", "images is not None and seq_len != 1"),
     ],
 )
 def test_the_condition_of_vision_and_the_version_of_its_code_are_the_class_s_own(
-    fixture: str, condition: str, request: pytest.FixtureRequest
+    fixture: str, condition: str, vendor_session: OCRSession, request: pytest.FixtureRequest
 ) -> None:
-    session: OCRSession = request.getfixturevalue(fixture)
+    places: pd.DataFrame = request.getfixturevalue(fixture)
 
-    table = session.references().set_index("what")
+    table = places.set_index("what")
 
     version = INSTALLED
-    if fixture == "vendor_session":
-        version = session.checkpoint.revision
+    if fixture == "vendor_places":
+        version = vendor_session.checkpoint.revision
     assert condition in table.loc["condition of vision", "symbol"]
     assert table.loc["fusion", "version"] == version
     assert table.loc["cache update", "version"] == INSTALLED
