@@ -20,7 +20,7 @@ from ocr_phases.session.sweeps import sweep
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = PAGES / "receipt.png"
-ASKED = {"max_new_tokens": 4, "repeats": 1, "ceilings": False}
+ASKED = {"max_new_tokens": 4, "repeats": 1, "warmup": 0, "ceilings": False}
 
 
 def config_of(name, folder):

@@ -361,12 +361,13 @@ def test_a_whitelist_can_be_written_and_needs_a_size() -> None:
         SamplingSettings(whitelist_token_ids=(5,))
 
 
-def test_a_whitelist_gives_the_tokens_of_generate(tiny_session: OCRSession) -> None:
-    free = tiny_session.run_inference(RECEIPT, max_new_tokens=24, **ONCE)
+def test_a_whitelist_gives_the_tokens_of_generate(quick_tiny_session: OCRSession) -> None:
+    options: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 16, **ONCE}
+    free = quick_tiny_session.run_inference(RECEIPT, **options)
     allowed = free.results[0].ids[:3]
     rule = {"no_repeat_ngram_size": 1, "whitelist_token_ids": allowed}
 
-    run = tiny_session.run_inference(RECEIPT, max_new_tokens=24, infer=rule, verify=True, **ONCE)
+    run = quick_tiny_session.run_inference(RECEIPT, infer=rule, verify=True, **options)
 
     assert run.request.infer.whitelist_token_ids == allowed
     counts = Counter(run.results[0].ids)

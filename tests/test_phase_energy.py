@@ -29,15 +29,16 @@ PAGE = PAGES / "receipt.png"
 
 
 class StepwiseCounter:
-    """Counts 50 J per second of work, and shows them in steps of a tenth of a second."""
+    """Counts 50 J per second of work, and shows them in steps of so many seconds."""
 
     ranges = [float("inf")]
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, step: float, clock: Callable[[], float] = perf_counter) -> None:
+        self.step = step
         self.clock = clock
 
     def read(self) -> list[float]:
-        return [50.0 * int(self.clock() * 10) / 10]
+        return [50.0 * self.step * int(self.clock() / self.step)]
 
 
 def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
@@ -56,7 +57,7 @@ def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
 
     monkeypatch.setattr(phase_energy, "perf_counter", clock)
 
-    window = energy_while_repeated(work, StepwiseCounter(clock), seconds=2.0)
+    window = energy_while_repeated(work, StepwiseCounter(0.1, clock), seconds=2.0)
 
     assert window.seconds >= 2.0
     assert window.seconds == pytest.approx(0.04 * window.calls)
@@ -65,10 +66,10 @@ def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
 
 @pytest.mark.parametrize("strategy", [None, "eager"], ids=["own class", "static step"])
 def test_each_phase_is_repeated_and_the_tokens_stay_the_same(
-    strategy: str | None, tiny_session: OCRSession
+    strategy: str | None, golden_session: OCRSession
 ) -> None:
-    model = tiny_session.model
-    prepared = tiny_session.prepare(PAGE, preset="tiny")
+    model = golden_session.model
+    prepared = golden_session.prepare(PAGE, preset="tiny")
     inputs = prepared.to("cpu", torch.float32)
     step = None
     if strategy is not None:
@@ -78,28 +79,28 @@ def test_each_phase_is_repeated_and_the_tokens_stay_the_same(
     before = phases.generate(model, inputs, 8, step=step).ids
 
     energy = measure_phase_energy(
-        model, inputs, 7, counter=StepwiseCounter(), step=step, seconds=0.2
+        model, inputs, 7, counter=StepwiseCounter(0.04), step=step, seconds=0.1
     )
 
     assert energy.phase == ["vision", "prefill", "decode"]
     assert min(energy.calls) >= 1
     for seconds, joules in zip(energy.seconds, energy.joules, strict=True):
-        assert joules / seconds == pytest.approx(50.0, rel=0.5)  # steps of 0.1 s in 0.2 s
+        assert joules / seconds == pytest.approx(50.0, rel=0.5)  # steps of 0.04 s in 0.1 s
     assert phases.generate(model, inputs, 8, step=step).ids == before
 
 
-def test_vision_alone_makes_the_calls_of_a_prefill(tiny_session: OCRSession) -> None:
+def test_vision_alone_makes_the_calls_of_a_prefill(golden_session: OCRSession) -> None:
     """The projector's output is the last thing that vision makes."""
-    prepared = tiny_session.prepare(PAGE, preset="tiny")
+    prepared = golden_session.prepare(PAGE, preset="tiny")
     inputs = prepared.to("cpu", torch.float32)
-    projector = tiny_session.checkpoint.interface.modules(tiny_session.model)["projector"]
+    projector = golden_session.checkpoint.interface.modules(golden_session.model)["projector"]
     outputs: list[torch.Tensor] = []
 
     def keep_output(_module: nn.Module, _args: object, output: torch.Tensor) -> None:
         outputs.append(output)
 
     with torch.no_grad(), projector.register_forward_hook(keep_output):
-        calls = vision_forwards(tiny_session.model, inputs, None)
+        calls = vision_forwards(golden_session.model, inputs, None)
         for call in calls:
             call()
 
@@ -175,8 +176,8 @@ def test_the_section_stands_in_a_report_only_where_it_was_asked_for() -> None:
     assert "<table" in energy_section(with_energy()).html()
 
 
-def test_a_host_without_a_counter_keeps_its_record(tiny_session: OCRSession) -> None:
-    run = tiny_session.run_inference(
+def test_a_host_without_a_counter_keeps_its_record(golden_session: OCRSession) -> None:
+    run = golden_session.run_inference(
         PAGE,
         preset="tiny",
         max_new_tokens=3,

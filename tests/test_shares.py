@@ -46,24 +46,28 @@ every_record = pytest.mark.parametrize("name", [*RECORDS, *UNEVEN])
 
 def uneven_run(repeats: int, seed: int) -> PhaseRun:
     """A record each stage of which takes up to five times as long in one repeat as in another."""
-    run = make_run(repeats=repeats)
+    run = make_run(repeats=repeats, max_tokens=60)
     rng = np.random.default_rng(seed)
-    clocks = ["device_ms", "host_ms"]
     spans = run.spans.copy()
-    for repeat in range(repeats):
-        for phase in ("prepare", "prefill", "decode"):
-            in_phase = (spans["repeat"] == repeat) & (spans["phase"] == phase)
-            phase_ms = 0.0
-            for stage in spans.loc[in_phase, "stage"].unique():
-                if stage == phase:
-                    continue
-                of_stage = in_phase & (spans["stage"] == stage)
-                spans.loc[of_stage, clocks] *= rng.uniform(1.0, 5.0)
-                # A stage of decoding lies inside a step.
-                if phase != "decode" or stage == "decode_step":
-                    phase_ms += spans.loc[of_stage, "device_ms"].sum()
-            whole = in_phase & (spans["stage"] == phase)
-            spans.loc[whole, clocks] = 1.02 * phase_ms
+    stages = spans["stage"].to_numpy()
+    device_ms = spans["device_ms"].to_numpy(copy=True)
+    host_ms = spans["host_ms"].to_numpy(copy=True)
+    for (_, phase), rows in spans.groupby(["repeat", "phase"]).indices.items():
+        phase_ms = 0.0
+        for stage in np.unique(stages[rows]):
+            if stage == phase:
+                continue
+            of_stage = rows[stages[rows] == stage]
+            factor = rng.uniform(1.0, 5.0)
+            device_ms[of_stage] *= factor
+            host_ms[of_stage] *= factor
+            # A stage of decoding lies inside a step.
+            if phase != "decode" or stage == "decode_step":
+                phase_ms += device_ms[of_stage].sum()
+        whole = rows[stages[rows] == phase]
+        device_ms[whole] = 1.02 * phase_ms
+        host_ms[whole] = 1.02 * phase_ms
+    spans = spans.assign(device_ms=device_ms, host_ms=host_ms)
     return replace(run, spans=spans)
 
 
@@ -229,7 +233,7 @@ def test_regions_beside_all_of_them(name: str) -> None:
         assert agrees(share, part, total[1])
 
 
-@pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.parametrize("name", [name for name, (_, seed) in UNEVEN.items() if seed == 1])
 def test_a_timeline_says_of_which_repeat_it_is(name: str) -> None:
     """It is of one repeat, so its times are not the medians of the other screens."""
     run = load(name)

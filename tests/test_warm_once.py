@@ -21,9 +21,9 @@ QUICK: dict[str, Any] = {
 
 
 @pytest.fixture
-def session() -> OCRSession:
-    """A model that has run nothing yet."""
-    return OCRSession.load("tiny", device="cpu")
+def session(golden_session: OCRSession, pixels_seen_once: None) -> OCRSession:
+    """A session whose model has run nothing in it yet."""
+    return OCRSession.from_model(golden_session.model, golden_session.tokenizer)
 
 
 def runs_of(session: OCRSession, page: str, **options: Any) -> tuple[int, Any]:
