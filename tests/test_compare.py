@@ -5,6 +5,7 @@ pictures.
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +76,25 @@ def comparison_table(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
     return Comparison(runs, **options).table.set_index("metric")
 
 
+# Records never change: what a comparison made of one is kept with it for the others.
+example = cache(make_run)
+
+
+@cache
 def run_with_prefills(*ms: float) -> PhaseRun:
     """A record whose prefill took so long in each repeat."""
 
     def prefill_ms(_step: int, repeat: int) -> float:
         return ms[repeat]
 
-    return with_times(make_run(repeats=len(ms)), "prefill", prefill_ms)
+    return with_times(example(repeats=len(ms)), "prefill", prefill_ms)
 
 
 @pytest.fixture
 def base_and_slow_prefill() -> tuple[PhaseRun, PhaseRun]:
     """A record with energy, and the same one whose prefill takes half as long again."""
     energy = {"seconds": 2.0, "run_joules": 600.0, "idle_w": 80.0}
-    base = altered(make_run(repeats=5), device={"conditions": {"repeats": [], "energy": energy}})
+    base = altered(example(repeats=5), device={"conditions": {"repeats": [], "energy": energy}})
     return base, paced(base, 1.5, phase="prefill")
 
 
@@ -127,7 +133,7 @@ def test_a_metric_that_is_named_has_the_verdict_instead_of_the_usual_ones(
 
 
 def test_verdicts_know_which_way_is_better() -> None:
-    base = make_run(repeats=5)
+    base = example(repeats=5)
     slow = altered(paced(base, 2.0), memory={"peak_bytes": {"decode": [2_000_000_000] * 5}})
     names = ["prefill_ms", "tokens_per_s", "decode_peak_bytes", "prefill_peak_bytes"]
 
@@ -139,8 +145,8 @@ def test_verdicts_know_which_way_is_better() -> None:
 
 
 def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
-    without_crops = make_run(crops=False)
-    single_repeat = make_run(repeats=1)
+    without_crops = example(crops=False)
+    single_repeat = example(repeats=1)
 
     comparison = Comparison([without_crops, single_repeat], ["a", "b"])
 
@@ -153,7 +159,7 @@ def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
 
 
 def test_what_is_exact_has_a_verdict_of_single_repeats() -> None:
-    run = make_run(repeats=1)
+    run = example(repeats=1)
 
     row = comparison_table(run, run).loc["kv_cache_bytes"]
 
@@ -163,7 +169,7 @@ def test_what_is_exact_has_a_verdict_of_single_repeats() -> None:
 
 def test_a_comparison_of_one_record_is_refused() -> None:
     with refused():
-        Comparison([make_run()])
+        Comparison([example()])
 
 
 def test_there_is_more_or_less_of_a_figure_that_follows_from_no_clock(
@@ -224,7 +230,7 @@ def test_a_margin_says_how_far_apart_equivalent_figures_are() -> None:
 
 @pytest.mark.parametrize("margin", [-1, 100, math.nan])
 def test_a_margin_outside_0_to_100_percent_is_refused(margin: float) -> None:
-    run = make_run()
+    run = example()
 
     with refused():
         Comparison([run, run], margin=margin)
@@ -239,7 +245,7 @@ def limit_outcomes(
 
 
 def test_a_slowdown_is_worse_than_a_limit_below_it_and_within_one_above() -> None:
-    base = make_run(repeats=5)
+    base = example(repeats=5)
     slower = paced(base, 1.2)
     both = ("prefill_ms", "inter_token_ms")
 
@@ -250,14 +256,14 @@ def test_a_slowdown_is_worse_than_a_limit_below_it_and_within_one_above() -> Non
 
 @pytest.mark.parametrize("name", ["tokens_per_s", "prefill/language_model"])
 def test_a_limit_judges_any_figure_and_stage_that_is_named(name: str) -> None:
-    base = make_run(repeats=5)
+    base = example(repeats=5)
 
     assert limit_outcomes([base, paced(base, 1.2)], 10, [name]) == {name: "worse"}
 
 
 @pytest.mark.parametrize("name", ["kv_cache_bytes", "agreement"])
 def test_what_is_exact_is_judged_with_a_single_repeat(name: str) -> None:
-    run = make_run(repeats=1)
+    run = example(repeats=1)
 
     assert limit_outcomes([run, run], 10, [name]) == {name: "within"}
 
@@ -274,7 +280,7 @@ def test_what_is_exact_is_judged_with_a_single_repeat(name: str) -> None:
 def test_a_limit_on_what_cannot_be_compared_is_refused(
     shape: dict[str, bool | int], metrics: list[str]
 ) -> None:
-    runs = [make_run(**shape), make_run(repeats=5)]
+    runs = [example(**shape), example(repeats=5)]
 
     with refused():
         limit_outcomes(runs, 10, metrics)
@@ -282,7 +288,7 @@ def test_a_limit_on_what_cannot_be_compared_is_refused(
 
 def run_with_text(text: str) -> PhaseRun:
     """A record of five repeats with this text, beside what the page truly says."""
-    run = make_run(repeats=5)
+    run = example(repeats=5)
     result = to_plain(run.result) | {"text": text}
     return altered(run, results=[result]).with_truth(Truth(TEXT))
 
@@ -316,6 +322,7 @@ def test_noise_in_the_times_leaves_the_text_judged() -> None:
     assert limit_outcomes([noisy, noisy], 10, ["agreement"]) == {"agreement": "within"}
 
 
+@cache
 def eager_on_a_gpu() -> PhaseRun:
     """An eager measurement on a GPU whose ceilings are known."""
     ceilings = {
@@ -323,16 +330,16 @@ def eager_on_a_gpu() -> PhaseRun:
         "matmul_flops_per_s": 7e14,
         "matmul_dtype": "bfloat16",
     }
-    return altered(
-        make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings}
-    )
+    return altered(example(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings})
 
 
+@cache
 def captured_on_a_gpu() -> PhaseRun:
     """The same with decode steps captured in a graph, which take less time."""
     return altered(paced(eager_on_a_gpu(), 0.3), model={"strategy": "cuda_graph"})
 
 
+@cache
 def compiled_on_a_gpu() -> PhaseRun:
     """The same with compiled decode steps, which take the least time."""
     return altered(paced(eager_on_a_gpu(), 0.1), model={"strategy": "compiled"})

@@ -2,7 +2,7 @@
 differs.
 """
 
-from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -21,13 +21,18 @@ from ocr_phases.show.comparison_overview import compare_html, environment_html
 # -- estimates and intervals -----------------------------------------------------------------------
 
 
-def with_stage_ms(stage: str, ms: Sequence[float]) -> PhaseRun:
+# Records never change: what a comparison made of one is kept with it for the others.
+example = cache(make_run)
+
+
+@cache
+def with_stage_ms(stage: str, ms: tuple[float, ...]) -> PhaseRun:
     """A record with these times of a stage, one a repeat."""
 
     def stage_ms(_step: int, repeat: int) -> float:
         return ms[repeat]
 
-    return with_times(make_run(repeats=len(ms)), stage, stage_ms)
+    return with_times(example(repeats=len(ms)), stage, stage_ms)
 
 
 def table_of_ratios(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
@@ -89,7 +94,7 @@ def run_with_other_tokens(text: str) -> PhaseRun:
     """A record of a text whose tokens have other ids than those of `TEXT` where they differ, and
     one that differs in any case.
     """
-    run = make_run(text=text)
+    run = example(text=text)
     ids = []
     for number, piece in enumerate(run.result.token_texts):
         ids.append(number if piece in TEXT else number + 5000)
@@ -99,7 +104,7 @@ def run_with_other_tokens(text: str) -> PhaseRun:
 
 def compare_with_text(other: PhaseRun) -> Comparison:
     """A record against one with `TEXT`."""
-    return compare(make_run(text=TEXT), other, labels=["before", "after"])
+    return compare(example(text=TEXT), other, labels=["before", "after"])
 
 
 def text_verdict(comparison: Comparison) -> str:
@@ -129,7 +134,7 @@ def test_equal_text_from_other_tokens_says_what_differs(text: str, difference: s
 
 
 def test_equal_text_from_equal_tokens_needs_no_words() -> None:
-    comparison = compare_with_text(make_run(text=TEXT))
+    comparison = compare_with_text(example(text=TEXT))
 
     assert text_verdict(comparison) == "text equal"
     assert "The text is equal" not in comparison.verdict
@@ -145,7 +150,7 @@ def test_another_text_is_not_said_to_be_equal() -> None:
 
 
 def test_equal_text_of_other_tokens_is_said_to_be_so() -> None:
-    base = make_run(text=TEXT)
+    base = example(text=TEXT)
     other = with_ids(base, [number + 1 for number in base.result.ids])
 
     verdict = compare(base, other).verdict
@@ -154,6 +159,13 @@ def test_equal_text_of_other_tokens_is_said_to_be_so() -> None:
 
 
 # -- both names ------------------------------------------------------------------------------------
+
+
+@cache
+def base_with_names() -> PhaseRun:
+    """A record of a named model at a server, with a revision."""
+    model = {"name": "mymodel", "revision": "abc", "server": {"url": "http://a/v1"}}
+    return altered(example(), model=model)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +186,7 @@ def test_equal_text_of_other_tokens_is_said_to_be_so() -> None:
 def test_what_differs_is_named_in_both_records(
     part: str, values: dict[str, object], sentence: str
 ) -> None:
-    model = {"name": "mymodel", "revision": "abc", "server": {"url": "http://a/v1"}}
-    base = altered(make_run(), model=model)
+    base = base_with_names()
     other = altered(base, **{part: values})
 
     verdict = compare(base, other, labels=["before", "after"]).verdict
@@ -194,21 +205,21 @@ def with_another_page(run: PhaseRun) -> PhaseRun:
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        pytest.param(make_run(rows=2), "Rows side by side: 2 (baseline: 1).", id="more rows"),
+        pytest.param(example(rows=2), "Rows side by side: 2 (baseline: 1).", id="more rows"),
         pytest.param(
-            with_another_page(make_run(page_name="second.png")),
+            with_another_page(example(page_name="second.png")),
             "b read another page: second.png (baseline: example.png).",
             id="another page",
         ),
         pytest.param(
-            with_another_page(make_run()),
+            with_another_page(example()),
             "b read another page of the same name, example.png.",
             id="another page of the same name",
         ),
     ],
 )
 def test_another_page_is_named(other: PhaseRun, sentence: str) -> None:
-    assert sentence in compare(make_run(), other, labels=["a", "b"]).verdict
+    assert sentence in compare(example(), other, labels=["a", "b"]).verdict
 
 
 #: A token's id and its text.
@@ -219,7 +230,7 @@ CAT: list[Token] = [(5, "a "), (6, "cat")]
 
 def with_tokens(*rows: list[Token]) -> PhaseRun:
     """A record whose rows have these tokens."""
-    run = make_run(rows=len(rows))
+    run = example(rows=len(rows))
     results = []
     for result, tokens in zip(run.results, rows, strict=True):
         ids = [token for token, _ in tokens]
@@ -268,7 +279,7 @@ def test_the_first_token_that_differs_is_named_in_both_records(
 
 
 def test_what_differs_is_a_table() -> None:
-    run = make_run()
+    run = example()
     other = altered(run, model={"dtype": "bfloat16"})
 
     shown = seen(environment_html(compare(run, other).differs))
@@ -278,6 +289,6 @@ def test_what_differs_is_a_table() -> None:
 
 
 def test_records_that_were_measured_in_the_same_way_get_a_sentence() -> None:
-    run = make_run()
+    run = example()
 
     assert "are the same" in seen(environment_html(compare(run, run).differs))

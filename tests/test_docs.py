@@ -354,9 +354,9 @@ def snippets(page: Path) -> list[str]:
 
 
 @pytest.fixture
-def quick_session(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSession:
+def quick_session(quick_tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSession:
     """The built-in model's session, which `load` gives and whose every run is short."""
-    run_inference = tiny_session.run_inference
+    run_inference = quick_tiny_session.run_inference
 
     def run_shortly(*arguments: Any, max_new_tokens: int = 6, **settings: Any) -> PhaseRun:
         """With few tokens, at the smallest preset or, where another one is named, the next."""
@@ -367,11 +367,11 @@ def quick_session(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> 
         return run_inference(*arguments, max_new_tokens=min(max_new_tokens, 8), **settings)
 
     def load_tiny(*_: object, **__: object) -> OCRSession:
-        return tiny_session
+        return quick_tiny_session
 
     monkeypatch.setattr(OCRSession, "load", load_tiny)
-    monkeypatch.setattr(tiny_session, "run_inference", run_shortly)
-    return tiny_session
+    monkeypatch.setattr(quick_tiny_session, "run_inference", run_shortly)
+    return quick_tiny_session
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=name_of)
@@ -398,7 +398,9 @@ def test_no_snippet_is_skipped_that_is_not_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def quickstart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quickstart_folder(
+    quick_tiny_session: OCRSession, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A folder with the quickstart as it ran, ``quickstart.ipynb``, and what it wrote."""
     folder = tmp_path_factory.mktemp("quickstart")
     parameters = {
@@ -407,7 +409,13 @@ def quickstart_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "max_new_tokens": 8,
         "output_dir": str(folder),
     }
-    execute_notebook("quickstart", parameters, folder / "quickstart.ipynb")
+
+    def load_tiny(*_: object, **__: object) -> OCRSession:
+        return quick_tiny_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OCRSession, "load", load_tiny)
+        execute_notebook("quickstart", parameters, folder / "quickstart.ipynb")
     return folder
 
 

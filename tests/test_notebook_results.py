@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections import defaultdict
+from functools import cache
 
 import nbformat
 import pandas as pd
@@ -32,6 +33,10 @@ ON_AXES = [
 NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
 
 
+# Records never change: what was made of one for a test is kept with it for the others.
+example = cache(make_run)
+
+
 def html_of(result: object) -> Elements:
     """What a notebook shows of a result."""
     return Elements(result._repr_mimebundle_()["text/html"])
@@ -45,7 +50,7 @@ def text_of(result: object) -> str:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
 def test_every_record_shows_itself(shape):
-    run = make_run(**SHAPES[shape])
+    run = example(**SHAPES[shape])
     elements = html_of(run)
     assert not elements.open
     assert not elements.stray
@@ -60,7 +65,7 @@ def test_every_record_shows_itself(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
 def test_every_record_has_its_tables_and_plots(shape):
-    run = make_run(**SHAPES[shape])
+    run = example(**SHAPES[shape])
     tables = tables_in(run)
     assert {"stages", "tokens", "regions", "floors", "checks"} <= set(tables)
     for name, table in tables.items():
@@ -71,7 +76,7 @@ def test_every_record_has_its_tables_and_plots(shape):
 
 
 def test_a_batch_shows_each_of_its_pages():
-    run = make_run(rows=3)
+    run = example(rows=3)
     for row, page in enumerate(run.pages):
         assert f"row {row + 1}: {page.file}" in text_of(run)
     heading = 1
@@ -79,7 +84,7 @@ def test_a_batch_shows_each_of_its_pages():
 
 
 def test_a_figure_is_drawn_in_a_theme_s_ink_with_a_still_that_has_words():
-    shown = make_run().plot.vision()._repr_mimebundle_()
+    shown = example().plot.vision()._repr_mimebundle_()
     html = shown["text/html"]
     (still,) = Elements(html).attributes_of("img")
     assert still["alt"] == shown["text/plain"]
@@ -88,7 +93,7 @@ def test_a_figure_is_drawn_in_a_theme_s_ink_with_a_still_that_has_words():
 
 
 def test_a_table_is_html_and_so_is_a_part_of_it():
-    run = make_run()
+    run = example()
     for table in (*tables_in(run).values(), compare(run, run).table):
         elements = Elements(table._repr_html_())
         assert not elements.stray
@@ -97,19 +102,19 @@ def test_a_table_is_html_and_so_is_a_part_of_it():
 
 
 def test_the_table_of_checks_has_the_verdict_before_what_was_measured():
-    said = Elements(make_run().checks._repr_html_()).said
+    said = Elements(example().checks._repr_html_()).said
     assert said.index("verdict") < said.index("measured")
 
 
 def test_a_page_and_a_path_show_themselves(tmp_path):
-    run = make_run()
+    run = example()
     assert run.page.file in text_of(run.page)
     assert "img" in html_of(run.page).tags()
     assert "run.json" in run.save(tmp_path / "run.json")._repr_html_()
 
 
 def test_every_table_and_plot_is_listed_and_described():
-    run = make_run()
+    run = example()
     listed = {name for name in dir(run.plot) if not name.startswith("_")}
     assert listed == set(PLOTS)
     for name in PLOTS:
@@ -122,7 +127,7 @@ def test_every_table_and_plot_is_listed_and_described():
 
 @pytest.mark.parametrize(("kind", "name"), ON_AXES)
 def test_a_plot_draws_on_the_caller_s_axes(kind, name):
-    run = make_run()
+    run = example()
     failures = pd.DataFrame(columns=list(FAILURE_COLUMNS))
     results = (run, compare(run, run), SweepResult({"a": run, "b": run}, failures))
     (plot,) = (result.plot for result in results if isinstance(result.plot, kind))
@@ -135,14 +140,14 @@ def test_a_plot_draws_on_the_caller_s_axes(kind, name):
 
 
 def test_a_comparison_is_told_in_the_caller_s_labels():
-    run = make_run()
+    run = example()
     change = compare(run, run, labels=["a", "b"])
     assert change.verdict.startswith("b against a")
     assert change.verdict in text_of(change)
 
 
 def test_colours_and_labels_that_there_cannot_be_are_refused():
-    run = make_run()
+    run = example()
     with refused():
         run.plot.page(color="label")
     for labels in (["a"], ["a", "a"], ["a", "b", "c"]):
@@ -152,9 +157,9 @@ def test_colours_and_labels_that_there_cannot_be_are_refused():
 
 def test_what_a_model_wrote_stays_text():
     name = "<b onclick=alert(1)>$x$</b>.png"
-    run = make_run(text=ATTACK, page_name=name)
-    batch = make_run(rows=2, page_name=name)
-    other = make_run(text=ATTACK.replace("2", "3"), page_name=name)
+    run = example(text=ATTACK, page_name=name)
+    batch = example(rows=2, page_name=name)
+    other = example(text=ATTACK.replace("2", "3"), page_name=name)
     for result in (run, batch, compare(run, other)):
         elements = html_of(result)
         assert elements.tags().isdisjoint({"script", "b", "iframe"})
@@ -164,7 +169,7 @@ def test_what_a_model_wrote_stays_text():
 
 def test_a_folder_of_records_shows_itself(tmp_path):
     for rows in (1, 2):
-        make_run(rows=rows).save(tmp_path / f"small-eager-b{rows}-n8.json")
+        example(rows=rows).save(tmp_path / f"small-eager-b{rows}-n8.json")
     sweep = SweepResult.load(tmp_path)
     assert list(sweep.table["batch"]) == [1, 2]
     assert sweep.verdict in text_of(sweep)

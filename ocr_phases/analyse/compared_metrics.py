@@ -76,9 +76,8 @@ def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
         if row.name not in each and value:
             rows.append((row.name, row.unit, row.phase, "", "", value, [value]))
     medians = stage_medians(run)
-    repeats = stage_repeats(run)
     decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
-    repeats.update(decode.median().unstack("repeat"))
+    repeats = decode.median().unstack("repeat").combine_first(stage_repeats(run))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
         phase, stage, _ = key
         if stage in (phase, "decode_step", "first_token"):  # these are figures

@@ -185,11 +185,15 @@ def _parts(sums: pd.DataFrame) -> pd.Series:
     """The time of each row of `stage_repeats` as `part_ms` of its phase's whole."""
     wholes = sums[is_whole_phase(sums.index.to_frame(index=False)).to_numpy()]
     whole_of = dict(zip(wholes.index.get_level_values("phase"), wholes.to_numpy(), strict=True))
-    times = sums.median(axis="columns")
-    for place, phase in enumerate(sums.index.get_level_values("phase")):
+    medians = sums.median(axis="columns")
+    times = []
+    phases = sums.index.get_level_values("phase")
+    for phase, repeats, median in zip(phases, sums.to_numpy(), medians, strict=True):
         if phase in whole_of:
-            times.iloc[place] = part_ms(sums.iloc[place].to_numpy(), whole_of[phase])
-    return times
+            times.append(part_ms(repeats, whole_of[phase]))
+        else:
+            times.append(median)
+    return pd.Series(times, sums.index, dtype="float64")
 
 
 @cached
