@@ -1,5 +1,7 @@
 """`references()` finds places in the loaded source: every line it names holds what it says."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -59,22 +61,22 @@ def called_name(symbol: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def native_places(golden_session: OCRSession) -> pd.DataFrame:
-    """The places in the class of transformers."""
-    return golden_session.references()
+def places_of(request: pytest.FixtureRequest) -> Callable[[str], pd.DataFrame]:
+    """A function that gives the places of a session by its fixture's name, found once."""
+
+    @cache
+    def find(fixture: str) -> pd.DataFrame:
+        session: OCRSession = request.getfixturevalue(fixture)
+        return session.references()
+
+    return find
 
 
-@pytest.fixture(scope="module")
-def vendor_places(vendor_session: OCRSession) -> pd.DataFrame:
-    """The places in the vendor's own class."""
-    return vendor_session.references()
-
-
-@pytest.mark.parametrize("fixture", ["native_places", "vendor_places"])
+@pytest.mark.parametrize("fixture", ["golden_session", "vendor_session"])
 def test_every_place_is_found_and_is_where_it_says(
-    fixture: str, request: pytest.FixtureRequest
+    fixture: str, places_of: Callable[[str], pd.DataFrame]
 ) -> None:
-    table: pd.DataFrame = request.getfixturevalue(fixture)
+    table = places_of(fixture)
 
     assert tuple(table.columns) == COLUMNS
     assert set(table["what"]) == PLACES
@@ -88,20 +90,22 @@ def test_every_place_is_found_and_is_where_it_says(
 @pytest.mark.parametrize(
     ("fixture", "condition"),
     [
-        ("native_places", "pixel_values is not None"),
-        ("vendor_places", "images is not None and seq_len != 1"),
+        ("golden_session", "pixel_values is not None"),
+        ("vendor_session", "images is not None and seq_len != 1"),
     ],
 )
 def test_the_condition_of_vision_and_the_version_of_its_code_are_the_class_s_own(
-    fixture: str, condition: str, vendor_session: OCRSession, request: pytest.FixtureRequest
+    fixture: str,
+    condition: str,
+    places_of: Callable[[str], pd.DataFrame],
+    request: pytest.FixtureRequest,
 ) -> None:
-    places: pd.DataFrame = request.getfixturevalue(fixture)
-
-    table = places.set_index("what")
+    table = places_of(fixture).set_index("what")
 
     version = INSTALLED
-    if fixture == "vendor_places":
-        version = vendor_session.checkpoint.revision
+    if fixture == "vendor_session":
+        session: OCRSession = request.getfixturevalue(fixture)
+        version = session.checkpoint.revision
     assert condition in table.loc["condition of vision", "symbol"]
     assert table.loc["fusion", "version"] == version
     assert table.loc["cache update", "version"] == INSTALLED
