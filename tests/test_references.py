@@ -1,7 +1,10 @@
 """`references()` finds places in the loaded source: every line it names holds what it says."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import transformers
 from torch import nn
@@ -57,16 +60,23 @@ def called_name(symbol: str) -> str:
     return code.partition("(")[0].rpartition(".")[2]
 
 
-every_session = pytest.mark.parametrize("fixture", ["golden_session", "vendor_session"])
+@pytest.fixture(scope="module")
+def places_of(request: pytest.FixtureRequest) -> Callable[[str], pd.DataFrame]:
+    """A function that gives the places of a session by its fixture's name, found once."""
+
+    @cache
+    def find(fixture: str) -> pd.DataFrame:
+        session: OCRSession = request.getfixturevalue(fixture)
+        return session.references()
+
+    return find
 
 
-@every_session
+@pytest.mark.parametrize("fixture", ["golden_session", "vendor_session"])
 def test_every_place_is_found_and_is_where_it_says(
-    fixture: str, request: pytest.FixtureRequest
+    fixture: str, places_of: Callable[[str], pd.DataFrame]
 ) -> None:
-    session: OCRSession = request.getfixturevalue(fixture)
-
-    table = session.references()
+    table = places_of(fixture)
 
     assert tuple(table.columns) == COLUMNS
     assert set(table["what"]) == PLACES
@@ -85,14 +95,16 @@ def test_every_place_is_found_and_is_where_it_says(
     ],
 )
 def test_the_condition_of_vision_and_the_version_of_its_code_are_the_class_s_own(
-    fixture: str, condition: str, request: pytest.FixtureRequest
+    fixture: str,
+    condition: str,
+    places_of: Callable[[str], pd.DataFrame],
+    request: pytest.FixtureRequest,
 ) -> None:
-    session: OCRSession = request.getfixturevalue(fixture)
-
-    table = session.references().set_index("what")
+    table = places_of(fixture).set_index("what")
 
     version = INSTALLED
     if fixture == "vendor_session":
+        session: OCRSession = request.getfixturevalue(fixture)
         version = session.checkpoint.revision
     assert condition in table.loc["condition of vision", "symbol"]
     assert table.loc["fusion", "version"] == version

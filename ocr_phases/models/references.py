@@ -155,14 +155,17 @@ def _methods_inside(module: nn.Module) -> list[Method]:
     return _methods(type(part) for part in module.modules())
 
 
-def _methods(owners: Iterable[type]) -> list[Method]:
+def _methods(owners: Iterable[type], module: str | None = None) -> list[Method]:
     """The methods that objects of the classes run, each once and in order.
 
-    Inherited ones are among them, but for those of torch itself.
+    Inherited ones are among them, but for those of torch itself; with the name of a module only
+    those that are written in it.
     """
     functions: dict[Callable[..., Any], None] = {}
     for owner in owners:
         for _, function in inspect.getmembers(owner, inspect.isfunction):
+            if module is not None and function.__module__ != module:
+                continue
             if not function.__module__.startswith("torch."):
                 functions[function] = None
     methods = [_read_method(function) for function in functions]
@@ -198,9 +201,7 @@ def _definition(function: Callable[..., Any] | None) -> list[SourcePlace]:
 
 def _example(model: nn.Module) -> list[SourcePlace]:
     """The first call of ``generate()`` in the class's own code or in its docstrings' examples."""
-    for method in _methods([type(model)]):
-        if method.function.__module__ != type(model).__module__:
-            continue
+    for method in _methods([type(model)], type(model).__module__):
         for line, text in enumerate(method.source.splitlines(), method.start):
             example = _EXAMPLE.search(text)
             if example is None:
