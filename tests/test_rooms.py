@@ -78,6 +78,7 @@ CHANGING = {
 }
 
 
+@cache
 def modules(root: Path) -> dict[str, Path]:
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):

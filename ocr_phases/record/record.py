@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -244,10 +244,8 @@ class Record(Hinted):
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
-        sums = self._sums_by_column.get((clock, phase, stage))
-        if sums is None:
-            return np.zeros(len(self.repeats))
-        return sums.copy()
+        sums = self._sums_by_stage.get((clock, phase, stage))
+        return np.zeros(len(self.repeats)) if sums is None else sums
 
     def phase_ms(self, phase: str, clock: str = "device_ms") -> np.ndarray:
         """The whole of a phase in each repeat, ms, float64 [repeats]; zero where there is none.
@@ -274,8 +272,8 @@ class Record(Hinted):
         return pd.DataFrame(sums.unstack(["phase", "stage"], fill_value=0.0))
 
     @cached_property
-    def _sums_by_column(self) -> dict[tuple[str, str, str], np.ndarray]:
-        """The columns of `sums`: a figure needs dozens, and each takes a table half a ms."""
+    def _sums_by_stage(self) -> dict[Hashable, np.ndarray]:
+        """The columns of `sums` by clock, phase and stage: a table takes long to find one."""
         return dict(zip(self.sums.columns, self.sums.to_numpy().T, strict=True))
 
     # -- the file ---------------------------------------------------------------------------------
