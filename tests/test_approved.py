@@ -5,8 +5,9 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +46,25 @@ PAIRS = {
     "energy": ("invoice-eager", "energy"),
 }
 COMPARED = RECORDS | {"invoice-eager": RUNS / "h200-invoice-eager.json.gz"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def records_read_once() -> Iterator[None]:
+    """A record that several verbs show is read once. It never changes, and what was computed of it
+    is kept with it.
+    """
+    load = PhaseRun.load
+    load_once = cache(load)
+    known = {str(path) for path in COMPARED.values()}
+
+    def load_known_once(path: str | Path) -> PhaseRun:
+        if str(path) in known:
+            return load_once(str(path))
+        return load(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PhaseRun, "load", load_known_once)
+        yield
 
 
 @dataclass

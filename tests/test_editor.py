@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from surface import tables_of
 
 from ocr_phases import PhaseRun
@@ -112,50 +113,54 @@ TYPED = [
 ]
 
 
-def run_mypy(source: str, folder: Path) -> list[str]:
-    """What mypy says of a file that a user of the package may have."""
-    path = folder / "user.py"
-    path.write_text(source, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--config-file",
-        str(ROOT / "pyproject.toml"),
-        str(path),
-    ]
+#: The files of a user of the package, by name.
+FILES = {
+    "wrong.py": PREAMBLE + "\n".join(WRONG) + "\n",
+    "right.py": PREAMBLE + RIGHT,
+    "typed.py": PREAMBLE + "\n".join(f"reveal_type({expression})" for expression in TYPED) + "\n",
+}
+
+
+@pytest.fixture(scope="module")
+def mypy_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What mypy says of each file that a user of the package may have."""
+    folder = tmp_path_factory.mktemp("user")
+    for name, source in FILES.items():
+        (folder / name).write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    command += [str(folder / name) for name in FILES]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
+
     lines = done.stdout.splitlines()
-    elsewhere = [line for line in lines if ": error: " in line and not line.startswith(str(path))]
+    elsewhere = [line for line in lines if ": error: " in line and not line.startswith(str(folder))]
     assert elsewhere == []
-    return [line for line in lines if line.startswith(str(path))]
+    return {name: [line for line in lines if line.startswith(str(folder / name))] for name in FILES}
 
 
-def errors_by_line(source: str, folder: Path) -> dict[int, str]:
-    """mypy's errors of a file that a user of the package may have, by line."""
+def errors_by_line(lines: list[str]) -> dict[int, str]:
+    """mypy's errors of a file, by line."""
     errors = {}
-    for line in run_mypy(source, folder):
+    for line in lines:
         place, _, message = line.partition(": error: ")
         if message:
             errors[int(place.rpartition(":")[2])] = message
     return errors
 
 
-def test_every_wrong_call_is_found(tmp_path: Path) -> None:
-    errors = errors_by_line(PREAMBLE + "\n".join(WRONG) + "\n", tmp_path)
+def test_every_wrong_call_is_found(mypy_lines: dict[str, list[str]]) -> None:
+    errors = errors_by_line(mypy_lines["wrong.py"])
     first = PREAMBLE.count("\n") + 1
     missed = [call for number, call in enumerate(WRONG, first) if number not in errors]
     assert missed == []
 
 
-def test_every_right_call_passes(tmp_path: Path) -> None:
-    assert errors_by_line(PREAMBLE + RIGHT, tmp_path) == {}
+def test_every_right_call_passes(mypy_lines: dict[str, list[str]]) -> None:
+    assert errors_by_line(mypy_lines["right.py"]) == {}
 
 
-def test_what_a_user_holds_has_a_type(tmp_path: Path) -> None:
-    source = PREAMBLE + "\n".join(f"reveal_type({expression})" for expression in TYPED) + "\n"
-    notes = [line for line in run_mypy(source, tmp_path) if "Revealed type is" in line]
+def test_what_a_user_holds_has_a_type(mypy_lines: dict[str, list[str]]) -> None:
+    notes = [line for line in mypy_lines["typed.py"] if "Revealed type is" in line]
     untyped = [
         expression
         for expression, note in zip(TYPED, notes, strict=True)

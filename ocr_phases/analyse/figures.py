@@ -14,7 +14,7 @@ from ocr_phases.analyse.stages import (
     end_to_end_ms,
     prefill_stages,
     repeat_table,
-    step_ms,
+    step_repeats,
     vision_stages,
 )
 from ocr_phases.analyse.statistics import median_share, part_ms
@@ -163,7 +163,8 @@ def figure_repeats(run: Record) -> pd.DataFrame:
     Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has
     none.
     """
-    steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
+    quantiles = step_repeats(run).quantile([*STEP_QUANTILES.values()])
+    steps = dict(zip(STEP_QUANTILES, quantiles.to_numpy(dtype=np.float64), strict=True))
     vision = _sum_of_stages(run, vision_stages(run))
     page_ms = end_to_end_ms(run)
     ntpot_ms = np.full(len(page_ms), np.nan)

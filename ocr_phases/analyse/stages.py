@@ -338,11 +338,9 @@ def step_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
     return _repeats(run, spans, ["step"], clock).sort_index()
 
 
-def step_ms(run: Record, quantile: float = 0.5) -> np.ndarray:
-    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without
-    steps.
-    """
-    return step_repeats(run).quantile(quantile).to_numpy(dtype=np.float64)
+def step_ms(run: Record) -> np.ndarray:
+    """Each repeat's median decode step, ms, float64 [repeats]; NaN for a repeat without steps."""
+    return step_repeats(run).median().to_numpy(dtype=np.float64)
 
 
 @cached
