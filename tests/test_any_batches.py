@@ -26,10 +26,11 @@ KINDS = ("idefics3", "internvl", "lighton_ocr", "llava_onevision")
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Two pages that most processors turn into different numbers of tokens."""
-    wide = tmp_path_factory.mktemp("pages") / "wide.png"
+    folder = tmp_path_factory.mktemp("pages")
     with Image.open(PAGES / "slide.png") as page:
-        page.crop((0, 0, 900, 300)).save(wide)
-    return [PAGES / "receipt.png", wide]
+        page.resize((400, 400)).save(folder / "square.png")
+        page.crop((0, 0, 900, 300)).resize((360, 120)).save(folder / "wide.png")
+    return [folder / "square.png", folder / "wide.png"]
 
 
 @pytest.fixture(scope="module")
@@ -104,21 +105,21 @@ def test_a_batch_that_changes_its_rows_is_refused_in_a_sentence(fault, session, 
 
 
 def test_the_verb_batch_measures_pages_of_such_a_model_resumes_and_lists_them(
-    tmp_path, monkeypatch, capsys
+    pages, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", measured_here)
-    pages = tmp_path / "in"
-    pages.mkdir()
-    for name in ("receipt.png", "slide.png"):
-        shutil.copy(PAGES / name, pages / name)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for page in pages:
+        shutil.copy(page, folder)
     model = FOLDERS["qwen2_5_vl"]().save(tmp_path / "model")
     out = tmp_path / "out"
-    command = ["batch", str(pages), "--out", str(out), "--model", str(model), *QUICK]
+    command = ["batch", str(folder), "--out", str(out), "--model", str(model), *QUICK]
     command += ["--no-ceilings"]
 
     assert main(command) == 0
     assert says(capsys.readouterr().out, "2 pages", "2 measured", "0 failed")
-    assert list(statuses(out)) == ["receipt.png", "slide.png"]
+    assert list(statuses(out)) == ["square.png", "wide.png"]
     index = (out / "index.html").read_text(encoding="utf-8")
     for entry in read_listing(out):
         run = PhaseRun.load(out / entry["folder"] / "run.json")

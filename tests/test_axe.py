@@ -25,16 +25,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def window():
+    """A window of Chromium, which shows one page after the other."""
     with lab.chromium() as browser:
-        yield browser
+        yield browser.new_page()
 
 
 @pytest.fixture(params=["light", "dark"])
-def page(chromium, request):
-    page = chromium.new_page(color_scheme=request.param)
-    yield page
-    page.close()
+def page(window, request):
+    """The window, empty, in these colours."""
+    window.goto("about:blank")
+    window.emulate_media(color_scheme=request.param)
+    return window
 
 
 @pytest.fixture(scope="module")

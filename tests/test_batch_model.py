@@ -38,8 +38,8 @@ def odd_pages(tmp_path: Path) -> Path:
     """A PDF of two pages, beside files that are damaged and one that is no page."""
     pages = tmp_path / "in"
     pages.mkdir()
-    slide = Image.open(SLIDE).convert("RGB")
-    receipt = Image.open(PAGES / "receipt.png").convert("RGB")
+    slide = Image.open(SLIDE).convert("RGB").resize((300, 300))
+    receipt = Image.open(PAGES / "receipt.png").convert("RGB").resize((300, 300))
     slide.save(pages / "a.pdf", save_all=True, append_images=[receipt])
     (pages / "a.pdf").rename(pages / CAFE)
     (pages / "broken.pdf").write_bytes(b"%PDF-1.7 broken")

@@ -137,9 +137,14 @@ def export_notebook(fragments: dict[str, str], theme: str, file: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def page() -> Iterator[Any]:
+    """A window of Chromium that reaches no other host: the template asks for MathJax and
+    require.js.
+    """
     with lab.chromium() as browser:
-        yield browser
+        page = browser.new_page(java_script_enabled=True)
+        page.route("http*://**", lambda route: route.abort())
+        yield page
 
 
 @pytest.fixture(
@@ -157,12 +162,9 @@ def fragments(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_fragments_keep_their_shape_in_nbconvert_s_html(
-    theme: str, fragments: dict[str, str], browser: Any, tmp_path: Path
+    theme: str, fragments: dict[str, str], page: Any, tmp_path: Path
 ) -> None:
     file = export_notebook(fragments, theme, tmp_path / "shown.html")
-    page = browser.new_page(java_script_enabled=True)
-    # The template asks for MathJax and require.js.
-    page.route("http*://**", lambda route: route.abort())
     page.goto(file.as_uri())
     page.evaluate(UNFOLD)
 
@@ -171,4 +173,3 @@ def test_fragments_keep_their_shape_in_nbconvert_s_html(
         found = page.evaluate(FIND_FAULTS, OUTPUTS)
         assert found["wrong"] == [], width
         assert found["page"] <= 0, width
-    page.close()

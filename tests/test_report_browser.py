@@ -136,32 +136,52 @@ def reports(
 OpenReport = Callable[[Path], Any]
 
 
-@pytest.fixture
-def open_report(chromium: Any) -> Iterator[OpenReport]:
-    """A function that opens a report; at the end nothing was requested and nothing complained."""
-    requests: list[str] = []
-    complaints: list[str] = []
+class Window:
+    """A window that shows one report after the other: it takes longer to open one than to load a
+    report. It notes what a report requests and complains of.
+    """
 
-    def dismiss(dialog: Any) -> None:
-        complaints.append("dialog")
+    def __init__(self, chromium: Any) -> None:
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page = chromium.new_page()
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", self._dismiss)
+
+    def _dismiss(self, dialog: Any) -> None:
+        self.complaints.append("dialog")
         dialog.dismiss()
 
-    page = chromium.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", dismiss)
+    def open(self, file: Path) -> Any:
+        """Load a report in a window of usual size, in the light."""
+        self.page.set_viewport_size({"width": 1400, "height": 900})
+        self.page.emulate_media(media="screen", color_scheme="light")
+        self.page.goto(file.as_uri())
+        self.page.wait_for_load_state()
+        return self.page
 
-    def open_file(file: Path) -> Any:
-        page.goto(file.as_uri())
-        page.wait_for_load_state()
-        return page
+    def clear(self) -> None:
+        """Show nothing, and forget what was noted."""
+        self.page.goto("about:blank")
+        self.requests.clear()
+        self.complaints.clear()
 
-    yield open_file
-    page.close()
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
-    assert sum(url.startswith("file:") for url in requests) == 1
+
+@pytest.fixture(scope="module")
+def window(chromium: Any) -> Window:
+    return Window(chromium)
+
+
+@pytest.fixture
+def open_report(window: Window) -> Iterator[OpenReport]:
+    """A function that opens a report; at the end nothing was requested and nothing complained."""
+    window.clear()
+    yield window.open
+    assert window.complaints == []
+    assert [url for url in window.requests if not url.startswith(("file:", "data:"))] == []
+    assert sum(url.startswith("file:") for url in window.requests) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -304,7 +324,7 @@ def test_a_report_of_a_prompt_without_an_image_has_its_tokens_and_no_sheet(
     assert not page.locator(".opv-page").is_visible()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cells() -> str:
     """What two cells of a notebook show: a record and a figure."""
     run = make_run()

@@ -55,21 +55,16 @@ def test_the_still_of_a_timeline_is_its_figure(run):
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def page():
+    """A window of Chromium, which shows one widget after the other."""
     if reason := lab.missing():
         pytest.skip(reason)
     with lab.chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(chromium):
-    page = chromium.new_page(viewport={"width": 1000, "height": 500})
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    yield page
-    page.close()
-    assert errors == []
+        page = browser.new_page(viewport={"width": 1000, "height": 500})
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield page
+        assert errors == []
 
 
 def show(page, widget):
