@@ -152,7 +152,10 @@ def device_lengths(cache: Cache) -> list[int]:
 
 
 def _counts(cache: Cache) -> list[Tensor]:
-    """The counts of a cache's layers, int64 without a dimension: each once, where layers share it."""
+    """The counts of a cache's layers, int64 without a dimension.
+
+    One that layers share is there once.
+    """
     counts: dict[int, Tensor] = {}
     for layer in cache.layers:
         counts[id(layer.cumulative_length)] = layer.cumulative_length

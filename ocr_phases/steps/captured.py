@@ -114,9 +114,7 @@ class StaticStep:
             (batch, 1, 1, slots), -torch.inf, dtype=model.dtype, device=self.device
         )
         self._count = torch.zeros((), dtype=torch.long, device=self.device)
-        self._reach = Reach(
-            self._slot, self._count, extent=torch.empty(0, 0, device=self.device)
-        )
+        self._reach = Reach(self._slot, self._count, extent=torch.empty(0, 0, device=self.device))
         self.cache = self._empty_cache(batch, slots)
         #: Of all logits since the last prefill, float32 [B]: finite only if they all were.
         self.sums = torch.zeros(batch, dtype=torch.float32, device=self.device)
