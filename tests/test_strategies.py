@@ -27,13 +27,14 @@ from ocr_phases import OCRSession, PhaseRun, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.caches import device_lengths
 from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import graphs, strategies
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import RelativePositions, StaticStep
 from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
-from ocr_phases.steps.phases import generate
+from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.preparing import EarlierStarts, announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
 
@@ -149,6 +150,15 @@ def test_layers_of_a_static_cache_that_differ_in_length_are_refused(small_page: 
 
     with refused():
         decode(small_page.model, state, 4, step=small_page.step)
+
+
+def test_steps_are_counted_once_for_all_layers(small_page: SmallPage) -> None:
+    state = prefill(small_page.model, small_page.inputs, step=small_page.step)
+    redecode(state)
+
+    decode(small_page.model, state, 4, step=small_page.step)
+
+    assert device_lengths(small_page.step.cache) == [small_page.prompt_len + 3]
 
 
 def test_every_length_that_is_read_gives_the_same_tokens(

@@ -113,7 +113,8 @@ class StaticStep:
         self._mask = torch.full(
             (batch, 1, 1, slots), -torch.inf, dtype=model.dtype, device=self.device
         )
-        self._reach = Reach(self._slot, extent=torch.empty(0, 0, device=self.device))
+        self._count = torch.zeros((), dtype=torch.long, device=self.device)
+        self._reach = Reach(self._slot, self._count, extent=torch.empty(0, 0, device=self.device))
         self.cache = self._empty_cache(batch, slots)
         #: Of all logits since the last prefill, float32 [B]: finite only if they all were.
         self.sums = torch.zeros(batch, dtype=torch.float32, device=self.device)
@@ -322,6 +323,7 @@ class StaticStep:
         """Take the next token from [B, vocab], and move on to the next entry."""
         self.sums.add_(row_sums(logits))
         self._token.copy_(first_largest(logits))
+        self._count.add_(1)
         self._slot.add_(1)
         if self.window is not None:
             first = self._window_slots[0]
