@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -34,6 +35,10 @@ PLOTS = [name for name in plots_of(RunPlots) if name != "page"]
 ON_AXES = [name for name in plots_on_axes(RunPlots) if name != "page"]
 
 
+# Records never change: what a figure took from one is kept with it for the others.
+example = cache(make_run)
+
+
 def draw(run: PhaseRun, plot: str) -> Figure:
     """The plot of a record by its name."""
     return getattr(run.plot, plot)()
@@ -53,7 +58,7 @@ SVG_TAGS = {"svg", "g", "path", "use", "defs", "clipPath", "rect", "text"}
 @pytest.fixture(scope="module", params=["cuda", "batch", "generate"])
 def run(request: pytest.FixtureRequest) -> PhaseRun:
     """A record of each kind whose figures differ."""
-    return make_run(**SHAPES[request.param])
+    return example(**SHAPES[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +132,7 @@ def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_t
 
 
 def test_a_notebook_beside_its_html_file_has_words_for_a_still() -> None:
-    data = plot_memory(make_run()).bundle(still=False)
+    data = plot_memory(example()).bundle(still=False)
 
     assert set(data) == {"text/plain", "text/html"}
     svg, still, words = data["text/html"].partition(STILL)
@@ -138,7 +143,7 @@ def test_a_notebook_beside_its_html_file_has_words_for_a_still() -> None:
 
 def long_run(steps: int) -> PhaseRun:
     """A record of so many tokens whose times differ."""
-    run = make_run(text="word" * steps, repeats=1)
+    run = example(text="word" * steps, repeats=1)
     noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
     spans = run.spans.assign(device_ms=run.spans["device_ms"] * noise)
     return dataclasses.replace(run, spans=spans)
@@ -209,7 +214,7 @@ def clocks_drawn(run: PhaseRun) -> set[str]:
 
 
 def test_latency_draws_both_clocks_only_where_the_host_reads_every_token() -> None:
-    run = make_run(cuda=True)
+    run = example(cuda=True)
     seldom_read = altered(run, request={"eos_check_every": 16})
 
     assert clocks_drawn(run) == {"device, median", "host, median"}
@@ -218,7 +223,7 @@ def test_latency_draws_both_clocks_only_where_the_host_reads_every_token() -> No
 
 def memory_sentences(**shape: bool) -> list[str]:
     """What the memory plot says of a record of this shape."""
-    figure = plot_memory(make_run(**shape))
+    figure = plot_memory(example(**shape))
     return [text.get_text().replace("\n", " ") for text in texts_of(figure)]
 
 
@@ -237,7 +242,7 @@ def test_memory_says_when_no_cache_was_measured() -> None:
 
 
 def test_regions_come_the_costliest_first() -> None:
-    regions = make_run().regions
+    regions = example().regions
     ranks = regions["decode_ms"].rank(ascending=False, method="first").astype(int)
     ranked = regions.assign(label=[f"rank{rank:02}" for rank in ranks])
 
@@ -248,7 +253,7 @@ def test_regions_come_the_costliest_first() -> None:
 
 
 def test_the_costliest_region_of_a_page_has_the_last_colour_of_the_scale() -> None:
-    picture = make_run().plot.page(color="time").axes[0].images[0].get_array()
+    picture = example().plot.page(color="time").axes[0].images[0].get_array()
 
     last_colour = np.round(np.multiply(255, to_rgb(time_colour(1.0))))
     assert (picture == last_colour).all(axis=2).any()
@@ -267,7 +272,7 @@ def assert_inside(box: Bbox, figure: Figure) -> None:
 
 @pytest.mark.parametrize("plot", PLOTS)
 def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot: str) -> None:
-    figure = draw(make_run(cuda=True), plot)
+    figure = draw(example(cuda=True), plot)
 
     figure.draw_without_rendering()
 
@@ -282,7 +287,7 @@ def test_a_plot_fits_the_callers_small_figure(plot: str) -> None:
     figure = Figure(figsize=(5, 3))
     axes = figure.subplots()
 
-    getattr(make_run(cuda=True).plot, plot)(ax=axes)
+    getattr(example(cuda=True).plot, plot)(ax=axes)
     figure.draw_without_rendering()
 
     assert figure.axes == [axes]
@@ -294,7 +299,7 @@ def test_a_plot_fits_the_callers_small_figure(plot: str) -> None:
 
 
 def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
-    base = make_run(cuda=True)
+    base = example(cuda=True)
     slower_sam = paced(base, 3.0, stage="sam")
     faster_sam = paced(base, 0.3, stage="sam")
     comparison = Comparison([base, paced(base, 1.01), slower_sam, faster_sam], ["a", "b", "c", "d"])
