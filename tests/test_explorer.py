@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -1068,6 +1069,15 @@ def test_a_record_is_measured_again_and_drawn_over_its_curve(quick: Explorer) ->
     assert [ms for _, ms in before["points"]] == pytest.approx(times, abs=1e-4)
     assert quick.runs[1] is first
     assert len(quick.runs) == records_before + 2
+
+
+def test_an_interval_of_reads_that_is_asked_for_is_kept(quick: Explorer) -> None:
+    (job,) = quick.form.jobs(quick.values)
+    asked = replace(job.settings, eos_check_every=3)
+
+    measured = start(replace(job, settings=asked), Live()).result()
+
+    assert measured.request.eos_check_every == 3
 
 
 class Stopper:
