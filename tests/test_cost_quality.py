@@ -40,6 +40,7 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
+from ocr_phases.show.quality_plots import plot_compression
 from ocr_phases.show.sweep_overview import cost_quality_section
 
 #: Where the reference text of the example page says "heavy" instead of "light".
@@ -432,6 +433,15 @@ def test_the_table_of_presets_counts_their_pages_and_loops() -> None:
     assert small["pages"] == 3
     assert small["loops"] == 1
     assert small["compression"] == 4.0
+
+
+def test_each_page_is_a_point_of_its_preset_in_a_plot_that_fits_a_screen() -> None:
+    figure = plot_compression(batch_pages())
+
+    (axes,) = figure.axes
+    points = {line.get_label().split(":")[0]: len(line.get_xdata()) for line in axes.lines}
+    assert points == {"small": 3, "large": 3}
+    assert figure.get_figheight() < 8
 
 
 def test_the_table_of_categories_has_what_each_preset_loses_of_their_pages() -> None:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -725,7 +726,9 @@ def test_a_page_is_seen_while_its_model_is_loaded_which_takes_nobody_knows_how_l
     assert live.size == (60, 80)
     assert live.picture.startswith(JPEG_ADDRESS)
     state = live.state()
-    assert "loading tiny" in state["doing"]
+    since_the_click = re.fullmatch(r"loading tiny, (\d+) s", state["doing"])
+    assert since_the_click is not None
+    assert int(since_the_click[1]) < 10
     assert state["done"] is None
 
 
@@ -1069,6 +1072,15 @@ def test_a_record_is_measured_again_and_drawn_over_its_curve(quick: Explorer) ->
     assert [ms for _, ms in before["points"]] == pytest.approx(times, abs=1e-4)
     assert quick.runs[1] is first
     assert len(quick.runs) == records_before + 2
+
+
+def test_an_interval_of_reads_that_is_asked_for_is_kept(quick: Explorer) -> None:
+    (job,) = quick.form.jobs(quick.values)
+    asked = replace(job.settings, eos_check_every=3)
+
+    measured = start(replace(job, settings=asked), Live()).result()
+
+    assert measured.request.eos_check_every == 3
 
 
 class Stopper:

@@ -113,7 +113,7 @@ def test_the_tables_of_the_written_trace(name: str) -> None:
 
     table = pd.DataFrame(VIEW[name]).set_index(expected.keys)[expected.figures]
 
-    assert sorted(table.index) == sorted(expected.rows)
+    assert list(table.index) == list(expected.rows)
     for key, figures in expected.rows.items():
         assert table.loc[key].tolist() == pytest.approx(list(figures)), key
 

@@ -22,6 +22,7 @@ from PIL import Image
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.text import ms_text
+from ocr_phases.view.curves import curve_top
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
 from ocr_phases.view.markdown import markdown_html
 from ocr_phases.view.overlay import MOST_OTHERS
@@ -51,6 +52,13 @@ def unpacked(column: Column | dict[str, Any]) -> Column:
         else:
             values += [first] * length
     return values
+
+
+def test_a_curve_has_room_above_its_usual_times_and_none_for_a_single_slow_one() -> None:
+    usual = [2.0] * 99
+
+    assert 2.0 < curve_top(usual) < 4.0
+    assert curve_top([*usual, 500.0]) == curve_top(usual)
 
 
 # -- widgets ---------------------------------------------------------------------------------------

@@ -328,7 +328,7 @@ def test_no_setting_is_lost_on_its_way_to_what_runs() -> None:
         "crop_mode": True,
         "min_crops": 3,
         "max_crops": 6,
-        "prompt": "free",
+        "prompt": "<image>\n<|grounding|>Read the page.",  # which alone would mean grounding
     }
     decided_elsewhere = {"infer", "autocast", "generate"}
     assert set(other_than_defaults) | decided_elsewhere == set(setting_names(RunSettings))

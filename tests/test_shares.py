@@ -27,6 +27,7 @@ from ocr_phases.show.section import Section
 from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.stages import VISION_STAGES
+from ocr_phases.text import percent_text
 
 #: The shipped records whose stages were timed.
 RECORDS = {
@@ -191,6 +192,8 @@ def test_bars_of_the_prefill_beside_its_whole(name: str) -> None:
     assert len(bars) > 2
     for part, share in bars:
         assert agrees(share, part, whole)
+    between_stages = bars[-1][1]
+    assert between_stages == percent_text(max(0.0, 1.0 - run["stage_coverage"]))
 
 
 @every_record
