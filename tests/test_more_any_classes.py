@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from conftest import PAGES
 from more_any_classes import MORE_FOLDERS
 from PIL import Image
@@ -12,6 +13,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = PAGES / "receipt.png"
 ASKED = {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_patches():
+    """The processor of Kosmos-2.5 makes 4,096 patches of any page, for which no file of a model has
+    an entry: attention over them would take most of the time.
+    """
+    options = {**transformers.Kosmos2_5Processor.images_kwargs, "max_patches": 256}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformers.Kosmos2_5Processor, "images_kwargs", options)
+        yield
 
 
 @pytest.fixture(scope="module", params=sorted(MORE_FOLDERS))
