@@ -152,7 +152,7 @@ def scripted_time() -> Iterator[None]:
 def serving(events: list[Event], *, sleeps: bool = False) -> Iterator[ScriptedServer]:
     """A running server with this script, whose client has the script's clock unless it sleeps."""
     server = ScriptedServer(events, sleeps=sleeps)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.002,), daemon=True).start()
     with contextlib.ExitStack() as stack:
         stack.callback(server.server_close)
         stack.callback(server.shutdown)

@@ -167,11 +167,13 @@ class Explorer(RecordPanel):
     def _offer(self, pages: Mapping[str, OfferedPage], chosen: list[str]) -> None:
         """Offer pages and choose some of them; what was said of others stays."""
         message = self.message
+        chosen_before = self.values["pages"]
         self.form.offer(pages)
         self.values = {**self.values, "pages": chosen}
         self.fields = self.form.fields(self.values["model"])
+        if chosen == chosen_before:  # the same name, perhaps of another file
+            self._show_chosen_page()
         self.message = message
-        self._show_chosen_page()
 
     def _offer_path(self, text: str) -> None:
         """Offer a file, or all pages of a folder, and choose the first that can be read.
@@ -212,13 +214,14 @@ class Explorer(RecordPanel):
         shown = None
         if self.run is not None and self.run.has_page:
             shown = self.run.page_image(0)
-        if page_address(shown) == page_address(image):
+        address = page_address(image)
+        if page_address(shown) == address:
             self.chosen_page = {}
             return
         sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
         if self.run is not None:
             sentence += f" What is grey belongs to {printable(self.run.page_file, 60)}."
-        self.chosen_page = {"said": sentence, "size": image.size, "href": page_address(image)}
+        self.chosen_page = {"said": sentence, "size": image.size, "href": address}
 
     def _take_files(self, command: Command) -> None:
         """Take files: records are shown, all others are pages. What is refused is left out."""
