@@ -222,7 +222,7 @@ def driven(
 
     For the vendor's class, which has no recording, the inputs are those of a page.
     """
-    from golden_cases import RECORDINGS, seen_once, vendor_inputs
+    from golden_cases import RECORDINGS, recorded_inputs, seen_once, vendor_inputs
 
     with contextlib.ExitStack() as stack:
 
@@ -233,7 +233,7 @@ def driven(
                 inputs = vendor_inputs(session, case)
             else:
                 session = request.getfixturevalue(recording.session)
-                inputs = recording.inputs(case)
+                inputs = recorded_inputs(name, case)
             stack.enter_context(seen_once(session))
             return session, inputs
 

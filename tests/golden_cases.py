@@ -161,6 +161,12 @@ RECORDINGS = {
 }
 
 
+@cache
+def recorded_inputs(name: str, case: str) -> DeviceInputs:
+    """The inputs of a family's recorded case, made once for all tests."""
+    return RECORDINGS[name].inputs(case)
+
+
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     """A page of soft spots of random colours."""
     shape = (height // 20, width // 20, 3)

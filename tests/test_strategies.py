@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from golden_cases import RECORDINGS, assert_same, static_step
+from golden_cases import RECORDINGS, assert_same, recorded_inputs, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -67,7 +67,7 @@ class SmallPage(NamedTuple):
 @pytest.fixture
 def small_page(golden_session: OCRSession) -> SmallPage:
     """The recorded model with the inputs of its smallest case."""
-    inputs = RECORDINGS[FAMILY].inputs("small")
+    inputs = recorded_inputs(FAMILY, "small")
     return SmallPage(golden_session.model, inputs, static_step(golden_session.model, inputs, 40))
 
 
@@ -77,7 +77,7 @@ def small_page(golden_session: OCRSession) -> SmallPage:
 @pytest.fixture(scope="module")
 def batch_step(golden_session: OCRSession) -> StaticStep:
     """A static step for the inputs of a recorded batch."""
-    return static_step(golden_session.model, RECORDINGS[FAMILY].inputs("batch"), 16)
+    return static_step(golden_session.model, recorded_inputs(FAMILY, "batch"), 16)
 
 
 SAMPLING_OPTIONS = (
@@ -107,7 +107,7 @@ def test_a_static_step_makes_the_tokens_of_eager_steps(
     golden_session: OCRSession,
     batch_step: StaticStep,
 ) -> None:
-    inputs = RECORDINGS[FAMILY].inputs("batch")
+    inputs = recorded_inputs(FAMILY, "batch")
     reads: list[object] = []
 
     def generate_tokens(count: int, **options: Any) -> Any:
@@ -214,7 +214,7 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(
     case: str, golden_session: OCRSession
 ) -> None:
     model = golden_session.model
-    inputs = RECORDINGS[FAMILY].inputs(case)
+    inputs = recorded_inputs(FAMILY, case)
     step = step_with_captured_prefill(model, inputs)
     eager = generate(model, inputs, 6)
 
@@ -232,7 +232,7 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(
 @pytest.mark.usefixtures("captures_run_again")
 def test_a_captured_prefill_uses_no_cache_but_its_steps(golden_session: OCRSession) -> None:
     model = golden_session.model
-    inputs = RECORDINGS[FAMILY].inputs("small")
+    inputs = recorded_inputs(FAMILY, "small")
     step = step_with_captured_prefill(model, inputs)
 
     state = prefill(model, inputs, step=step, cache=DynamicCache())
