@@ -33,7 +33,10 @@ from refusals import refused
 
 from ocr_phases.batch import driver
 from ocr_phases.batch.archive import read_listing
+from ocr_phases.batch.driver import PageCounts
 from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.local_workers import LocalWorkers
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.worker_process import WorkerProcess
 from ocr_phases.cli import main
 from ocr_phases.files import only_writer
@@ -152,6 +155,27 @@ HOPELESS = {
 def give_up_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pages that fail one after another stop a batch."""
     monkeypatch.setattr(driver, "GIVE_UP_AFTER", 2)
+
+
+def test_a_batch_in_which_pages_went_well_outlasts_any_number_that_fail_alike() -> None:
+    counts = PageCounts(kept=1, done=1)
+    cut_off = Outcome(failure="page", reason="The image is cut off.")
+
+    for number in range(2 * driver.GIVE_UP_AFTER):
+        counts.judge(cut_off, f"page {number}", is_last=True)
+
+    assert not counts.alike
+
+
+def test_closed_workers_begin_no_page_that_waited_for_its_turn() -> None:
+    workers = LocalWorkers(command=STUB)
+    begun = workers.submit({}, None)  # its process takes longer to start than this test
+    waiting = workers.submit({}, None)
+
+    workers.close()
+
+    assert begun.done()
+    assert waiting.cancelled()
 
 
 @pytest.mark.usefixtures("give_up_after_two")

@@ -226,8 +226,10 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(
             os.kill(lost[0], signal.SIGKILL)
 
     with stub_workers(scheduler_of_two) as pool:
+        workers_at_first = pool.count()
         counts = run_jobs(jobs(pages), out, pool, progress=lose_one)
 
+    assert workers_at_first == 2
     assert lost
     assert counts.done == 21
     assert counts.failed == 1

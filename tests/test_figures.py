@@ -27,7 +27,7 @@ from ocr_phases.show.boxes import time_colour, type_colour
 from ocr_phases.show.colours import PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.memory_plot import plot_memory
-from ocr_phases.show.page import regions_html
+from ocr_phases.show.page import plot_page, regions_html
 from ocr_phases.show.shown_figure import STILL, figure_svg
 
 #: All plots of a record but the page, which is a picture under its boxes and has no axes to label.
@@ -318,3 +318,14 @@ def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
         assert upper.y0 >= lower.y1
     names = [label.get_text() for label in labels]
     assert [name for name in names if not name.startswith("b")] == ["c  vision", "d  vision"]
+
+
+def test_words_on_a_page_are_larger_where_the_page_is_drawn_small() -> None:
+    run = make_run()
+    own_size = plot_page(run).axes[0].images[0].get_array()
+
+    axes = Figure(figsize=(2, 2)).subplots()
+    small = plot_page(run, ax=axes).axes[0].images[0].get_array()
+
+    assert own_size.shape == small.shape
+    assert not np.array_equal(own_size, small)
