@@ -31,6 +31,8 @@ from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps.phases import DecodeState, generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 #: A function that gives the session and the inputs of a family's case.
 Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
 

@@ -37,7 +37,7 @@ from ocr_phases.models.tokenizers import TokenReader, load_tokenizer
 from ocr_phases.record.parts import KernelsFailed, make_kernels, to_plain
 
 #: SAM, most of a prefill's work here, encodes each page once.
-pytestmark = pytest.mark.usefixtures("quick_tiny_session", "pixels_seen_once")
+pytestmark = pytest.mark.usefixtures("one_thread", "quick_tiny_session", "pixels_seen_once")
 
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens

@@ -38,7 +38,7 @@ from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.preparing import EarlierStarts, announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
 
-pytestmark = pytest.mark.usefixtures("pixels_seen_once")
+pytestmark = pytest.mark.usefixtures("one_thread", "pixels_seen_once")
 FAMILY = "deepseek-ocr"
 RECEIPT = PAGES / "receipt.png"
 SLIDE = PAGES / "slide.png"
