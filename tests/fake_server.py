@@ -46,6 +46,7 @@ class Fake:
         self.key: str | None = None
         self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
+        self.worker_ahead = 0.0  # seconds that the worker's clock is ahead of this host's
         self.shown: tuple[str, ...] | None = None  # the paths that a proxy lets through
         self.tokens = TOKENS
         #: What was asked, and with which headers.
@@ -89,11 +90,13 @@ class Fake:
         models = [{"id": name} for name in self.models]
         return {**of_dialect, "/v1/models": {"data": models}}
 
-    def take_stages(self) -> list[list[Any]]:
-        """The stages that were noted since this was last called."""
-        stages = self.stages
+    def take_stages(self) -> list[Any]:
+        """The time by the worker's clock, and the stages that were noted since the last call."""
+        stages = []
+        for name, begun, *rest in self.stages:
+            stages.append([name, begun + self.worker_ahead, *rest])
         self.stages = []
-        return stages
+        return [time.monotonic() + self.worker_ahead, stages]
 
     def add_times(self, ttft: float, queue: float, prefill: float, decode: float) -> None:
         """Count a finished request, with its seconds in the order of `TIMES`."""
@@ -154,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             model = {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}
             self.say({"results": [{"model": model}]})
         else:
-            self.say({"results": [[time.monotonic(), self.fake.take_stages()]]})
+            self.say({"results": [self.fake.take_stages()]})
 
     def read_page(self, body: dict[str, Any]) -> None:
         """Answer a chat completion, or go wrong at once where the fault is no stream's."""

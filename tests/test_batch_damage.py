@@ -57,9 +57,18 @@ def quick_commands() -> Iterator[None]:
         yield
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """What each file of a folder holds."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pages, their reference texts, and the finished batch of them."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with pages, their reference texts, and the finished batch of them.
+
+    Its files are shared with the tests' own folders: nothing may write into one, neither a test nor
+    a command, which put a new file in its place.
+    """
     place = tmp_path_factory.mktemp("finished")
     make_pages(place / "in", *["ok"] * PAGES)
     (place / "truth").mkdir()
@@ -70,15 +79,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(batch_stub, "RECORD", place / "short.json")
         make_run(max_tokens=4, repeats=1, embed=False).save(place / "short.json")
         assert main(command(place)) == 0
-    return place
+    made = contents(place)
+    yield place
+    assert contents(place) == made
 
 
 @pytest.fixture
 def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the batch's folder; its pages lie where they were."""
+    """The batch's folder anew, with hard links to its files; its pages lie where they were."""
     monkeypatch.setattr(local_workers, "LocalWorkers", in_this_process)
     monkeypatch.setattr(batch_stub, "RECORD", finished / "short.json")
-    shutil.copytree(finished / "out", tmp_path / "out")
+    shutil.copytree(finished / "out", tmp_path / "out", copy_function=os.link)
     for name in ("in", "truth"):
         (tmp_path / name).symlink_to(finished / name)
     return tmp_path
@@ -329,13 +340,19 @@ def test_an_archive_that_is_only_shown_never_shows_what_was_damaged(
         assert code in (0, 1)
 
 
+def write_anew(path: Path, data: bytes) -> None:
+    """A file in place of this one, which other folders share."""
+    path.unlink()
+    path.write_bytes(data)
+
+
 def change_some_bytes(path: Path, draw: random.Random) -> None:
     """One to three bytes of a file get other values; an empty one stays so."""
     data = bytearray(path.read_bytes())
     if data:
         for _ in range(draw.randint(1, 3)):
             data[draw.randrange(len(data))] = draw.randrange(256)
-    path.write_bytes(data)
+    write_anew(path, data)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -363,7 +380,7 @@ def age_status(path: Path) -> None:
     del status["sha256"]
     del status["truth"]
     del status["report"]["sha256"]
-    path.write_text(json.dumps(status))
+    write_anew(path, json.dumps(status).encode())
 
 
 def age_figures(path: Path) -> None:
@@ -372,7 +389,7 @@ def age_figures(path: Path) -> None:
     del figures["sha256"]
     figures["schema"] = 4
     figures["row"]["prefill_ms"] = 1.5
-    path.write_text(json.dumps(figures))
+    write_anew(path, json.dumps(figures).encode())
 
 
 def test_an_archive_of_version_0_2_is_taken_and_its_figures_made_anew(
@@ -401,7 +418,7 @@ def test_a_line_of_the_listing_that_does_not_follow_from_its_job_is_damaged(
     listing = out / LISTING
     entries = [json.loads(line) for line in listing.read_text().splitlines()]
     entries[1]["page"] = page
-    listing.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    write_anew(listing, "".join(json.dumps(entry) + "\n" for entry in entries).encode())
 
     truth = str(place / "truth")
     code = main(["batch", "--render", "only", "--out", str(out), "--truth", truth])

@@ -123,7 +123,12 @@ def watched_vllm(vllm: Fake) -> Fake:
     return vllm
 
 
-def test_stages_of_the_worker_lie_in_the_prefill(watched_vllm: Fake) -> None:
+@pytest.mark.parametrize("worker_ahead", [0.0, 1000.0, -1000.0])
+def test_stages_of_the_worker_lie_in_the_prefill_whatever_its_clock_says(
+    watched_vllm: Fake, worker_ahead: float
+) -> None:
+    watched_vllm.worker_ahead = worker_ahead
+
     run = measure(watched_vllm)
 
     first = run.spans[run.spans["repeat"] == 0].set_index("stage")

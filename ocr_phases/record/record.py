@@ -244,8 +244,10 @@ class Record(Hinted):
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
-        sums = self._sums_by_stage.get((clock, phase, stage))
-        return np.zeros(len(self.repeats)) if sums is None else sums
+        column = (clock, phase, stage)
+        if column not in self._sums_by_stage:
+            return np.zeros(len(self.repeats))
+        return self._sums_by_stage[column]
 
     def phase_ms(self, phase: str, clock: str = "device_ms") -> np.ndarray:
         """The whole of a phase in each repeat, ms, float64 [repeats]; zero where there is none.

@@ -174,14 +174,15 @@ def place_tags(
     height = ascent + descent + pad
     first_boxes = [box.box for box in boxes[:_MOST_NEIGHBOURS]]
     others = np.array(first_boxes, dtype=np.int64).reshape(-1, 4)
+    widths = [math.ceil(font.getlength(box.text)) + 2 * pad for box in boxes]
+    spots_of_boxes = _spots([box.box for box in boxes], widths, height, page_size)
     placed = np.zeros((len(boxes), 4), dtype=np.int64)
     tags: list[Tag | None] = []
-    for index, box in enumerate(boxes):
-        width = math.ceil(font.getlength(box.text)) + 2 * pad
+    for index, (box, width) in enumerate(zip(boxes, widths, strict=True)):
         if not box.text or width > page_size[0] or height > page_size[1]:
             tags.append(None)
             continue
-        spots = _spots(box.box, (width, height), page_size)
+        spots = spots_of_boxes[index]
         last_tags = placed[max(index - _MOST_NEIGHBOURS, 0) : index]
         hidden = overlaps(spots, others).sum(axis=1)
         # A later spot has to hide clearly less to be taken: a sixteenth of the tag for each place.
@@ -196,18 +197,22 @@ def place_tags(
     return tags
 
 
-def _spots(box: Box, tag_size: tuple[int, int], page_size: tuple[int, int]) -> np.ndarray:
-    """Where a tag may stand at a box, int64 [8, 4], the best liked first; all within the page.
+def _spots(
+    boxes: Sequence[Box], widths: Sequence[int], height: int, page_size: tuple[int, int]
+) -> np.ndarray:
+    """Where each tag may stand at its box, int64 [n, 8, 4], the best liked first; all within the
+    page.
 
     That is over the box, under it, and inside it at its top and at its bottom, each on the left and
-    on the right.
+    on the right. ``widths`` are those of the n tags, ``height`` is that of all.
     """
-    x1, y1, x2, y2 = box
-    width, height = tag_size
-    lefts = np.clip([x1, x2 - width] * 4, 0, page_size[0] - width)
-    tops = np.repeat([y1 - height, y2, y1, y2 - height], 2)
+    x1, y1, x2, y2 = np.array(boxes, dtype=np.int64).reshape(-1, 4).T
+    width = np.array(widths, dtype=np.int64)
+    lefts = np.stack([x1, x2 - width] * 4, axis=1)
+    lefts = np.clip(lefts, 0, page_size[0] - width[:, None])
+    tops = np.repeat(np.stack([y1 - height, y2, y1, y2 - height], axis=1), 2, axis=1)
     tops = np.clip(tops, 0, page_size[1] - height)
-    return np.stack([lefts, tops, lefts + width, tops + height], axis=1)
+    return np.stack([lefts, tops, lefts + width[:, None], tops + height], axis=2)
 
 
 def draw_marks(
