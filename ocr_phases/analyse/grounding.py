@@ -320,10 +320,9 @@ def match_boxes(
     for mine, own_boxes in enumerate(ours):
         for own_box in own_boxes:
             shared = intersection_over_union(own_box, edges)
-            for place in np.argsort(-shared, kind="stable")[:_MOST_NEAR].tolist():
-                if shared[place] >= MATCHED_IOU:
-                    box = boxes[place]
-                    candidates.append((-float(shared[place]), mine, owners[box][-1], box))
+            for place in _nearest(shared):
+                box = boxes[place]
+                candidates.append((-float(shared[place]), mine, owners[box][-1], box))
     pairs: list[tuple[int, int, float]] = []
     paired_ours: set[int] = set()
     paired_theirs: set[int] = set()
@@ -337,6 +336,18 @@ def match_boxes(
             paired_ours.add(mine)
             paired_theirs.add(partner)
     return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))
+
+
+def _nearest(shared: np.ndarray) -> list[int]:
+    """The places of the largest of these overlaps, at most `_MOST_NEAR` of at least `MATCHED_IOU`,
+    the largest first; of equal ones the first in place.
+    """
+    least = MATCHED_IOU
+    if len(shared) > _MOST_NEAR:  # finding the last of them is quicker than sorting all
+        least = max(least, float(np.partition(shared, -_MOST_NEAR)[-_MOST_NEAR]))
+    near = np.flatnonzero(shared >= least)
+    order = np.argsort(-shared[near], kind="stable")
+    return near[order][:_MOST_NEAR].tolist()
 
 
 def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
