@@ -448,7 +448,7 @@ def test_a_file_that_is_no_page_is_refused_until_a_page_is_chosen(panel: Page) -
     panel.locator("[data-name=page]").select_option("receipt")
     panel.wait_for_selector(".opx-error", state="detached")
     panel.wait_for_selector(".opx:not(.opx-stale)")
-    assert panel.locator(".opv-page .opv-box").count() > 4
+    panel.wait_for_function("document.querySelectorAll('.opv-page .opv-box').length > 4")
     assert "notes.md" not in panel.locator("[data-name=page]").inner_text()
 
 
