@@ -178,6 +178,11 @@ def make_run(
     )
 
 
+#: `make_run`, of which equal calls give the same record: none ever changes, and what was computed
+#: of one is kept with it. Tests that replace what computes make a record of their own.
+example = cache(make_run)
+
+
 @dataclasses.dataclass(frozen=True)
 class _View:
     """How the page is cut, and how many tokens that makes."""

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import TINY_CONFIG
-from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
+from example_run import TEXT, altered, example, failed_cells, paced, with_times
 from refusals import refused
 from wording import says
 
@@ -74,10 +74,6 @@ def test_holm_leaves_a_test_without_an_error_at_the_whole_alpha() -> None:
 def comparison_table(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
     """The table of a comparison with these options, by the name of the metric."""
     return Comparison(runs, **options).table.set_index("metric")
-
-
-# Records never change: what a comparison made of one is kept with it for the others.
-example = cache(make_run)
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from elements import seen
-from example_run import altered, make_run, with_times
+from example_run import altered, example, with_times
 from msgspec.structs import replace
 
 from ocr_phases import PhaseRun, compare
@@ -19,10 +19,6 @@ from ocr_phases.results.comparison import Comparison
 from ocr_phases.show.comparison_overview import compare_html, environment_html
 
 # -- estimates and intervals -----------------------------------------------------------------------
-
-
-# Records never change: what a comparison made of one is kept with it for the others.
-example = cache(make_run)
 
 
 @cache

@@ -353,6 +353,15 @@ def snippets(page: Path) -> list[str]:
     return code_blocks(read(page), "python")
 
 
+def load_always(session: OCRSession, patch: pytest.MonkeyPatch) -> None:
+    """Let `OCRSession.load` give this session, whatever is asked for."""
+
+    def load(*_: object, **__: object) -> OCRSession:
+        return session
+
+    patch.setattr(OCRSession, "load", load)
+
+
 @pytest.fixture
 def quick_session(quick_tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSession:
     """The built-in model's session, which `load` gives and whose every run is short."""
@@ -366,10 +375,7 @@ def quick_session(quick_tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatc
         settings |= {"preset": preset, "repeats": 2, "warmup": 0, "ceilings": False}
         return run_inference(*arguments, max_new_tokens=min(max_new_tokens, 8), **settings)
 
-    def load_tiny(*_: object, **__: object) -> OCRSession:
-        return quick_tiny_session
-
-    monkeypatch.setattr(OCRSession, "load", load_tiny)
+    load_always(quick_tiny_session, monkeypatch)
     monkeypatch.setattr(quick_tiny_session, "run_inference", run_shortly)
     return quick_tiny_session
 
@@ -410,11 +416,8 @@ def quickstart_folder(
         "output_dir": str(folder),
     }
 
-    def load_tiny(*_: object, **__: object) -> OCRSession:
-        return quick_tiny_session
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OCRSession, "load", load_tiny)
+        load_always(quick_tiny_session, patch)
         execute_notebook("quickstart", parameters, folder / "quickstart.ipynb")
     return folder
 

@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from example_run import SHAPES, altered, make_run, paced
+from example_run import SHAPES, altered, example, make_run, paced
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -33,10 +32,6 @@ from ocr_phases.show.shown_figure import STILL, figure_svg
 #: All plots of a record but the page, which is a picture under its boxes and has no axes to label.
 PLOTS = [name for name in plots_of(RunPlots) if name != "page"]
 ON_AXES = [name for name in plots_on_axes(RunPlots) if name != "page"]
-
-
-# Records never change: what a figure took from one is kept with it for the others.
-example = cache(make_run)
 
 
 def draw(run: PhaseRun, plot: str) -> Figure:

@@ -3,14 +3,13 @@
 import inspect
 import json
 from collections import defaultdict
-from functools import cache
 
 import nbformat
 import pandas as pd
 import pytest
 from conftest import GPU_RECORD, RECORD
 from elements import Elements
-from example_run import ATTACK, SHAPES, make_run
+from example_run import ATTACK, SHAPES, example
 from matplotlib.figure import Figure
 from refusals import refused
 from surface import plots_of, plots_on_axes, tables_in, tables_of
@@ -31,10 +30,6 @@ ON_AXES = [
     (kind, name) for kind in (RunPlots, ComparePlots, SweepPlots) for name in plots_on_axes(kind)
 ]
 NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
-
-
-# Records never change: what was made of one for a test is kept with it for the others.
-example = cache(make_run)
 
 
 def html_of(result: object) -> Elements:

@@ -427,10 +427,12 @@ def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
 
     ``repeat`` becomes int64, ``step`` Int64, which may be missing, and a time in ms float64.
     """
-    columns = spans
-    if not isinstance(columns, dict):
-        values = zip(*columns, strict=True) if columns else [()] * len(SPAN_COLUMNS)
-        columns = dict(zip(SPAN_COLUMNS, map(list, values), strict=True))
+    if isinstance(spans, dict):
+        columns = spans
+    elif spans:
+        columns = dict(zip(SPAN_COLUMNS, map(list, zip(*spans, strict=True)), strict=True))
+    else:
+        columns = {name: [] for name in SPAN_COLUMNS}
     types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
     # One column after another takes a third of the time of a whole table.
     return pd.DataFrame(
