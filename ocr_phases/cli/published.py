@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure the sample pages with the weights that ``--published`` names, and write the file.
 
     It is written again after each page, and the page's record beside it, so that a page that fails,
-    or a stop, loses nothing that was measured before. The exit code is 1 where a check failed or a page could not be measured.
+    or a stop, loses nothing that was measured before. The exit code is 1 where a check failed or a
+    page could not be measured.
     """
     from ocr_phases.analyse.published import (
         SAMPLE_PAGES,
