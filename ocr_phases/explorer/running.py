@@ -86,6 +86,7 @@ class Live:
         self._began_at = time.perf_counter()
         self._last_token_at = float("nan")
         self._doing = "waiting for its turn"
+        self._busy_warning = ""
         self._texts: list[list[str]] = [[]]
         self._times: list[list[float]] = [[]]
         self._stop = threading.Event()
@@ -123,6 +124,7 @@ class Live:
             "done": done,
             "total": total,
             "left": left,
+            "warning": self._busy_warning,
             "text": text[-_SHOWN_LETTERS:],
             "lines": [slowest_points(times, count, _MOST_POINTS) for times in curves],
             "count": count,
@@ -173,6 +175,10 @@ class Live:
         """Show work without tokens, such as loading a model, until the next run begins."""
         self._news.append(partial(setattr, self, "_doing", what))
         self.stop_if_asked()
+
+    def warn(self, warning: str) -> None:
+        """Show until the end of the measurement that the machine is too busy for it."""
+        self._news.append(partial(setattr, self, "_busy_warning", warning))
 
     def reader(self, new: Callable[[], Callable[[int], str]]) -> None:
         """Set what makes the function that turns a run's tokens into text."""
@@ -228,6 +234,7 @@ def start(job: MeasurementJob, live: Live) -> Future[PhaseRun]:
 def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
+    from ocr_phases.measure.busy import busy_warnings_to
     from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.tokenizers import TokenReader
     from ocr_phases.session.kept import kept_session
@@ -248,6 +255,7 @@ def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     is_eager = job.settings.strategy == job.settings.vision == "eager"
     with contextlib.ExitStack() as stack:
         stack.enter_context(announcements_to(live.doing))
+        stack.enter_context(busy_warnings_to(live.warn))
         if device == "cpu" and is_eager:
             stack.enter_context(layer_hooks(session.model, live.stop_if_asked))
         run = session.run_inference(
