@@ -1,6 +1,9 @@
 """A running server measured into a record: what is timed, what is missing, what goes wrong."""
 
 import json
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -541,10 +544,25 @@ def test_a_server_is_asked_for_one_page_at_a_time(vllm: Fake) -> None:
         ocr_phases.connect(vllm.url).run_inference([PAGE, PAGE])
 
 
-@pytest.mark.parametrize("levels", [pytest.param((), id="none"), pytest.param((1, 0), id="zero")])
+@pytest.mark.parametrize(
+    "levels",
+    [
+        pytest.param((), id="none"),
+        pytest.param((1, 0), id="zero"),
+        pytest.param((1, 1001), id="too-many"),
+    ],
+)
 def test_a_load_needs_levels_above_zero(levels: tuple[int, ...], vllm: Fake) -> None:
     with refused():
         ocr_phases.connect(vllm.url).load_test(PAGE, levels)
+
+
+@pytest.mark.parametrize("requests", [0, -4, 10_001])
+def test_a_load_needs_a_number_of_requests_that_one_client_can_send(
+    requests: int, vllm: Fake
+) -> None:
+    with refused():
+        ocr_phases.connect(vllm.url).load_test(PAGE, (1,), requests=requests)
 
 
 def test_the_key_is_sent_and_kept_nowhere(
@@ -954,6 +972,58 @@ def test_the_command_line_loads_a_server(
     assert printed["concurrency"] == [1, 2]
     assert printed["rates_per_min"] == []
     assert Path(printed["report"]).exists()
+
+
+def test_a_load_has_one_limit_of_new_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", str(PAGE), "--server", "http://127.0.0.1:9/v1"]
+
+    assert main([*command, "--max-new-tokens", "32,128"]) == 2
+
+    assert "give --max-new-tokens one number" in capsys.readouterr().err
+
+
+def asking_threads() -> list[threading.Thread]:
+    """The threads that ask for the pages of a load test."""
+    return [thread for thread in threading.enumerate() if thread.name == "ocr_phases load"]
+
+
+def interrupt_once_asking() -> None:
+    """Send SIGINT to the main thread once a level's threads ask for pages."""
+
+    def interrupt() -> None:
+        while not asking_threads():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
+#: A second level, whose pages would take a while.
+LONG_LEVELS: dict[str, dict[str, Any]] = {
+    "in the middle of an answer": {"concurrency": (1, 2)},
+    "before a page is sent": {"concurrency": (1,), "rates": (1,)},
+}
+
+
+@pytest.mark.parametrize("case", LONG_LEVELS)
+def test_an_interrupted_load_ends_at_once_and_keeps_the_finished_levels(
+    case: str, vllm: Fake
+) -> None:
+    session = ocr_phases.connect(vllm.url)
+
+    def begin(level: str) -> None:
+        if level != "1 at once":
+            vllm.pause = 0.5  # after each of the 8 tokens
+            interrupt_once_asking()
+
+    with pytest.raises(KeyboardInterrupt, match="last_load has the finished levels"):
+        session.load_test(PAGE, requests=4, max_new_tokens=8, progress=begin, **LONG_LEVELS[case])
+
+    assert session.last_load is not None
+    assert session.last_load.table["level"].tolist() == ["1 at once"]
+    for thread in asking_threads():
+        thread.join(20.0)  # it ends with the next piece of its answer
+    assert not asking_threads()
 
 
 def test_only_a_server_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

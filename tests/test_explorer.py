@@ -36,6 +36,7 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.statistics import LEAST_REPEATS
+from ocr_phases.collectors.conditions import CoreWaits
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import MeasurementJob, presets_of
@@ -1081,6 +1082,18 @@ def test_an_interval_of_reads_that_is_asked_for_is_kept(quick: Explorer) -> None
     measured = start(replace(job, settings=asked), Live()).result()
 
     assert measured.request.eos_check_every == 3
+
+
+def test_a_busy_machine_is_told_while_the_page_is_measured(
+    quick: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CoreWaits, "share", 0.9)
+    (job,) = quick.form.jobs(quick.values)
+    live = Live()
+
+    start(replace(job, settings=replace(job.settings, warmup=1)), live).result()
+
+    assert "too noisy" in live.state()["warning"]
 
 
 class Stopper:

@@ -134,7 +134,9 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     except Exception as error:  # noqa: BLE001  (whatever it is, a user gets one sentence)
         return _bug(error)
     if arguments.stopped:
-        reason = "stopped: the result has the finished repeats only."
+        # Of `sweep` only a load test comes here: the cells of a sweep are in its folder.
+        finished = "levels" if arguments.verb == "sweep" else "repeats"
+        reason = f"stopped: the result has the finished {finished} only."
         return _End(Exit.SIGNAL + arguments.stopped, reason)
     if code is None:  # most verbs have one way to end
         code = Exit.DONE

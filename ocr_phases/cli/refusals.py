@@ -140,6 +140,11 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
         names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
         names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
         refuse_options(arguments, names, "--server is loaded as it is")
+        if arguments.lengths is not None and len(arguments.lengths) > 1:
+            raise OcrPhasesError(
+                "Every page of a load test has the same limit of new tokens: give "
+                "--max-new-tokens one number."
+            )
     else:
         names = {"concurrency", "rate", "pages", "requests", "slo"}
         refuse_options(arguments, names, "Only a --server is loaded")

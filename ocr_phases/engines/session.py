@@ -38,6 +38,7 @@ from ocr_phases.families import (
 )
 from ocr_phases.inputs.rows import Pages
 from ocr_phases.measure.request import resolve_request
+from ocr_phases.results.load import LoadResult
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     ENGINES,
@@ -93,6 +94,9 @@ class ServerSession(Hinted):
     last_run : PhaseRun or None
         What the last `run_inference` measured, also where it was interrupted; None without a
         finished repeat.
+    last_load : LoadResult or None
+        What the last `load_test` measured, also where it was interrupted; None without a finished
+        level.
     """
 
     @explain_wrong_calls
@@ -143,6 +147,8 @@ class ServerSession(Hinted):
         #: What the last `run_inference` measured, also where it was interrupted; None without a
         #: repeat.
         self.last_run: PhaseRun | None = None
+        #: What the last `load_test` measured, also where it was interrupted; None without a level.
+        self.last_load: LoadResult | None = None
 
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
         """The facts of the model's family, and where its name is from."""

@@ -86,6 +86,7 @@ class Live:
         self._began_at = time.perf_counter()
         self._last_token_at = float("nan")
         self._work = "waiting for its turn"  # without tokens; empty while a run makes them
+        self._busy_warning = ""
         self._texts: list[list[str]] = [[]]
         self._times: list[list[float]] = [[]]
         self._stop = threading.Event()
@@ -107,12 +108,18 @@ class Live:
         return state
 
     def _progress_state(self) -> dict[str, Any]:
-        """What is being done, the tokens done and in total, and the time that is left, in words.
+        """What is being done, the tokens done and in total, the time that is left, and a warning.
 
         While a model is loaded, and in the first run, nobody knows how much there is to do: the
         numbers then are None.
         """
-        state: dict[str, Any] = {"doing": self._status(), "done": None, "total": None, "left": ""}
+        state: dict[str, Any] = {
+            "doing": self._status(),
+            "done": None,
+            "total": None,
+            "left": "",
+            "warning": self._busy_warning,
+        }
         if self._work:
             return state
         state["left"] = left_text(self._runs.left_s)
@@ -197,6 +204,10 @@ class Live:
         self._news.append(partial(self._set_work, what))
         self.stop_if_asked()
 
+    def warn(self, warning: str) -> None:
+        """Show until the end of the measurement that the machine is too busy for it."""
+        self._news.append(partial(self._set_warning, warning))
+
     def reader(self, new: Callable[[], Callable[[int], str]]) -> None:
         """Set what makes, for each run, the function that turns its tokens into text."""
         self._news.append(partial(self._set_reader, new))
@@ -220,6 +231,9 @@ class Live:
 
     def _set_work(self, what: str) -> None:
         self._work = what
+
+    def _set_warning(self, warning: str) -> None:
+        self._busy_warning = warning
 
     def _set_reader(self, new: Callable[[], Callable[[int], str]]) -> None:
         self._new_reader = new
@@ -264,6 +278,7 @@ def start(job: MeasurementJob, live: Live) -> Future[PhaseRun]:
 def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
+    from ocr_phases.measure.busy import busy_warnings_to
     from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.tokenizers import TokenReader
     from ocr_phases.session.kept import kept_session
@@ -284,6 +299,7 @@ def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     is_eager = job.settings.strategy == job.settings.vision == "eager"
     with contextlib.ExitStack() as stack:
         stack.enter_context(announcements_to(live.doing))
+        stack.enter_context(busy_warnings_to(live.warn))
         if device == "cpu" and is_eager:
             stack.enter_context(layer_hooks(session.model, live.stop_if_asked))
         run = session.run_inference(
