@@ -405,4 +405,3 @@ class _LagWatch:
         if not self._lags_ms:
             return 0.0
         return float(np.quantile(self._lags_ms, 0.99))
-
