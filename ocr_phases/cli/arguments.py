@@ -179,7 +179,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--batch",
         dest="dry_batch",
-        type=number(int, 1),
+        type=number(int, 1, 1000),
         default=1,
         metavar="N",
         help="with --dry-run: number of pages that the model reads at the same time (default: "
