@@ -4,6 +4,7 @@ ends.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,21 @@ def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(
 
     assert says(capsys.readouterr().err, name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["-page.png", "--json", "--kernels"])
+def test_what_stands_behind_two_dashes_is_a_page(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PAGE, name)
+
+    assert main(["profile", "--model", "tiny", "--dry-run", "--", name]) == 0
+
+    assert capsys.readouterr().out.startswith("tiny at ")
 
 
 def test_notebooks_are_copied_and_an_edited_one_is_kept(

@@ -318,6 +318,26 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(
     assert panel.inner_text(".opv-readout").startswith("Token ")
 
 
+#: How large the tags of the regions are on the screen, in pixels.
+TYPE_OF_TAGS = """() => {
+  const tags = [...document.querySelectorAll('.opv-left .opv-tag')];
+  const shown = (tag) => parseFloat(getComputedStyle(tag).fontSize) * tag.getScreenCTM().a;
+  return [...new Set(tags.map((tag) => Math.round(shown(tag))))];
+}"""
+
+
+def test_tags_of_regions_are_as_large_however_the_page_is_shown(panel: Page, view: Locator) -> None:
+    view.locator(".opv-page").focus()
+    panel.keyboard.press("0")
+    assert panel.evaluate(TYPE_OF_TAGS) == [11]
+    panel.keyboard.press("+")
+    assert panel.evaluate(TYPE_OF_TAGS) == [11]
+    panel.set_viewport_size({"width": 1000, "height": 1000})
+    panel.wait_for_function(f"({TYPE_OF_TAGS})().join() === '11'")
+    panel.set_viewport_size({"width": 1280, "height": 800})
+    panel.keyboard.press("0")
+
+
 def test_the_page_zooms_and_moves(panel: Page, view: Locator) -> None:
     page = view.locator(".opv-page")
     picture = view.locator(".opv-page svg")

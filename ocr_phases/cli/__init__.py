@@ -30,7 +30,7 @@ from ocr_phases.cli import (
     verify,
 )
 from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
-from ocr_phases.cli.options import OptionSpelling, Parser
+from ocr_phases.cli.options import OptionSpelling, Parser, given_options
 from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import Interrupted, OcrPhasesError, stop_signals
@@ -94,7 +94,7 @@ def _run(words: list[str]) -> int:
     verbs = [word for word in words if not word.startswith("-")]
     verb = verbs[0] if verbs else None
     arguments = argparse.Namespace(verb=verb, stopped=0, result={})
-    prints_json = "--json" in words
+    prints_json = "--json" in given_options(words)
     with contextlib.redirect_stdout(sys.stderr if prints_json else sys.stdout):
         end = _run_verb(words, arguments)
     if end.reason:
@@ -123,7 +123,7 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     except KeyboardInterrupt as interrupt:
         return _End(_code_of_signal(interrupt), _stop_reason(interrupt, arguments))
     except OcrPhasesError as error:
-        return _End(Exit.ERROR, error.sentence(OptionSpelling(vars(arguments))))
+        return _End(Exit.ERROR, error.sentence(OptionSpelling.of_command(arguments)))
     except ModuleNotFoundError as error:
         return _End(Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}")
     except OSError as error:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnified
+#: The height of type in the longer side of a page that is shown in the usual size.
+_SHARE_OF_TYPE = 11 / 400
 _COLOURS = 24  # between the fastest and the slowest time
 _SLOWEST = 6  # tokens that a list names
 _MOST_REGIONS = MOST_BOXES
@@ -148,13 +150,22 @@ def boxes(
     """
     marked = region_boxes(regions, size, table)[:MOST_BOXES]
     drawn = []
-    for marked_box, tag in zip(marked, place_tags(marked, size), strict=True):
+    tags = place_tags(marked, size, _type_size(size))
+    for marked_box, tag in zip(marked, tags, strict=True):
         box = marked_box._asdict()
         box["tag"] = None
         if tag is not None:
             box["tag"] = tag._asdict()
         drawn.append(box)
     return sorted(drawn, key=_area, reverse=True)
+
+
+def _type_size(size: tuple[int, int]) -> int:
+    """The size of the browser's type in pixels of a page of this ``size``, shown as it usually is.
+
+    On a long and narrow page there is room for smaller type alone.
+    """
+    return max(1, min(round(_SHARE_OF_TYPE * max(size)), min(size) // 8))
 
 
 def _area(drawn: dict[str, Any]) -> float:
