@@ -163,9 +163,9 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         bar.total = before["found"]
         if left_out:
             files = count_text(left_out.total(), "file")
-            print(f"{files} left out ({', '.join(sorted(left_out))})")
+            bar.print_above(f"{files} left out ({', '.join(sorted(left_out))})")
         if is_resumed:
-            _print_resumed(before)
+            bar.print_above(_resumed_sentence(before))
         counts = measure_pages(
             out,
             workers,
@@ -204,10 +204,10 @@ def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> 
         yield from page.at(arguments.presets)
 
 
-def _print_resumed(before: dict[str, int]) -> None:
-    """Say what a batch that goes on has from before, and what is left to do."""
+def _resumed_sentence(before: dict[str, int]) -> str:
+    """What a batch that goes on has from before, and what is left to do."""
     to_do = count_text(before["found"] - before["finished"], "page")
-    print(
+    return (
         f"Resumed: {before['found']:,} found, {before['finished']:,} finished, "
         f"{before['failed']:,} failed before. This measures {to_do}."
     )

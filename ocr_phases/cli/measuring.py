@@ -52,6 +52,13 @@ class Bar(tqdm):
         print(self, file=sys.stderr, flush=True)
         return True
 
+    def print_above(self, line: str) -> None:
+        """Print a line on stdout; on a terminal the bar goes on below it."""
+        if self.gui:
+            print(line)
+        else:
+            self.write(line, file=sys.stdout)
+
     def show_count(self, finished: int, by_this_command: int, note: str) -> None:
         """How many of all are finished; those that this command worked on make the rate."""
         if not by_this_command:  # what an earlier command finished is looked through first
