@@ -101,8 +101,10 @@ def _draw_line(
 ) -> None:
     """The medians of the rows at each place, their spread, all of the rows, and their floor."""
     middle = rows.groupby(x).median(numeric_only=True).reset_index()
-    ends = [middle[end] for end in (f"{y}_p10", f"{y}_p90") if end in middle]
-    lines(axes, middle[x], middle[y], *ends, color=colour, linestyle=style)
+    spread = None
+    if f"{y}_p10" in middle:
+        spread = (middle[f"{y}_p10"], middle[f"{y}_p90"])
+    lines(axes, middle[x], middle[y], spread, color=colour, linestyle=style)
     if len(rows) > len(middle):
         axes.plot(rows[x], rows[y], "o", color=colour, alpha=0.35, mew=0)
     if "floor_ms" in middle:

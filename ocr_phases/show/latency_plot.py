@@ -95,27 +95,31 @@ def _with_marked_times(run: Record, table: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_times(axes: Axes, run: Record, table: pd.DataFrame) -> list[str]:
     """Draw the times of the steps with their spread; returns the columns that are drawn."""
+    tokens = table["token"]
     clocks = ["device_ms"]
-    has_device_clock = run.device.has_own_clock
-    # Where tokens are read every few steps, the host launches many at once and then waits for all
-    # of them.
-    if has_device_clock and (run.request.eos_check_every or 1) == 1:
+    label = "median"
+    if run.device.has_own_clock:
+        label = "device, median"
+    if _host_times_are_of_one_step(run):
         clocks.append("host_ms")
-        # Wide and below the device's, so that it is seen where both are equal.
+        # Drawn first and wide, so that it shows on both sides of a device's line over it.
         look: dict[str, Any] = {"linewidth": 3.5, "alpha": 0.6, "label": "host, median"}
-        lines(axes, table["token"], table["host_ms"], color=REST, **look)
+        lines(axes, tokens, table["host_ms"], color=REST, **look)
     low, high = spread_names(len(run.repeats))
-    lines(
-        axes,
-        table["token"],
-        table["device_ms"],
-        table["device_ms_p10"],
-        table["device_ms_p90"],
-        band=f"{low} to {high} of {count_text(len(run.repeats), 'repeat')}",
-        color=ORANGE,
-        label="device, median" if has_device_clock else "median",
-    )
+    band = f"{low} to {high} of {count_text(len(run.repeats), 'repeat')}"
+    spread = (table["device_ms_p10"], table["device_ms_p90"])
+    lines(axes, tokens, table["device_ms"], spread, band=band, color=ORANGE, label=label)
     return clocks
+
+
+def _host_times_are_of_one_step(run: Record) -> bool:
+    """Whether there are times of the host, apart from the device's, that say what a step took.
+
+    Where tokens are read every few steps, they do not: the host launches several steps at once and
+    then waits for all of them.
+    """
+    reads_each_token = run.request.eos_check_every in (None, 1)
+    return run.device.has_own_clock and reads_each_token
 
 
 def _floor_of_steps(run: Record, table: pd.DataFrame) -> pd.Series:
@@ -131,15 +135,14 @@ def _highest_drawn(
 ) -> float:
     """The upper end of the scale in ms, which follows the bulk of the steps."""
     slow = table["outlier"]
-    # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
-    bulk: float = max(
-        float(table.loc[~slow, clocks].quantile(0.99).max()),
-        float(table["device_ms_p90"].quantile(0.75)),
-        median_ms,
-        highest_floor_ms,
-    )
-    room = 1.6 if slow.any() else 1.35  # the names of outliers take some of it
-    return room * bulk
+    usual_ms = float(table.loc[~slow, clocks].quantile(0.99).max())
+    # A quarter of the band's upper ends may lie higher: with few repeats such an end is about the
+    # worst repeat of a step, and a wide band must not press the line flat.
+    band_ms = float(table["device_ms_p90"].quantile(0.75))
+    bulk_ms = max(usual_ms, band_ms, median_ms, highest_floor_ms)
+    if slow.any():
+        return 1.6 * bulk_ms  # the names of outliers stand above the bulk
+    return 1.35 * bulk_ms
 
 
 def _draw_floor(axes: Axes, tokens: pd.Series, floor: pd.Series) -> None:
@@ -174,7 +177,7 @@ def _mark(axes: Axes, at: pd.Series, heights: Any, marker: Any, colour: str, lab
 
 
 def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
-    """Say of steps, from above, which token took how long; beside them, where there is room."""
+    """Write beside steps which token took how long, one step below the other."""
     top = axes.get_ylim()[1]
     first, last = axes.get_xlim()
     width = last - first
@@ -186,14 +189,18 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
     }
     for place, step in enumerate(slowest.fillna({"text": ""}).to_dict("records")):
         token = step["token"]
+        ms = step["marked_ms"]
+        name = f"token {token}"
         text = printable(str(step["text"]), 12)
-        name = f"token {token} “{text}”" if text else f"token {token}"
-        words = f"{name}: {ms_text(step['marked_ms'])}"
+        if text:
+            name += f" “{text}”"
+        words = f"{name}: {ms_text(ms)}"
         if step["of_one_repeat"]:
             words += " in its slowest repeat"
+        point = (token, min(ms, top))
         height = 0.93 - 0.08 * place
-        point = (token, min(step["marked_ms"], top))
-        # The line ends at the side of the words that is nearer to the step.
+        # The words are on the right of the step, unless they would then leave the axes. The line
+        # ends at the side of the words that is nearer to the step.
         line: Any = {"arrowstyle": "-", "color": MUTED}
         if token < first + 0.7 * width:
             line["relpos"] = (0.0, 0.5)

@@ -93,11 +93,13 @@ def _points_of_stages(run: Record) -> pd.DataFrame:
     ``share`` is a stage's part of the time of its phase, ``rate`` what it did in FLOP/s.
     """
     table = with_names(floor_table(run))
-    table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
+    longest_ms = table.groupby("phase")["device_ms"].transform("max")  # that of the whole phase
+    table["share"] = table["device_ms"] / longest_ms
     table["rate"] = table["flops"] / table["device_ms"] * 1e3
-    of_prefill = (table["phase"] == "prefill") & (table["stage"] != "prefill")
-    drawn = of_prefill | (table["stage"] == "decode_step")
-    return table[drawn & (table["share"] >= SMALL_SHARE)].sort_values("times_floor")
+    in_prefill = (table["phase"] == "prefill") & (table["stage"] != "prefill")
+    is_step = table["stage"] == "decode_step"
+    is_large = table["share"] >= SMALL_SHARE
+    return table[(in_prefill | is_step) & is_large].sort_values("times_floor")
 
 
 def _draw_roof(axes: Axes, roof: Ceilings, at: np.ndarray, name: str) -> None:

@@ -151,7 +151,12 @@ def note(sentence: str) -> Html:
 
 def section_heading(title: str) -> Html:
     """The heading of a section, which the contents of a report link to."""
-    return element("div", element("h2", title, id=title.replace(" ", "-")), class_="prose")
+    return element("div", element("h2", title, id=heading_id(title)), class_="prose")
+
+
+def heading_id(title: str) -> str:
+    """The id of a `section_heading`."""
+    return title.replace(" ", "-")
 
 
 def badge(verdict: str) -> Html:

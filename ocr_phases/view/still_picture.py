@@ -117,14 +117,17 @@ def _outline_region(page: Image.Image, run: Record, row: int, place: int, number
 def _curve_picture_at(
     run: Record, shown: pd.Series, token: int, curves: Sequence[OverlaidCurve]
 ) -> Image.Image:
-    """The curve, or several, with a line at a token, unless that has no step."""
+    """The curve, or several, with an upright line at a token, unless the token has no step.
+
+    ``shown`` is the token's row of `tokens_of`; ``token`` counts from 0.
+    """
     # As text, by which the picture is kept: it stays the same while another token is chosen.
-    curve, place = _curve_picture(run, json.dumps(curves))
+    curve, to_pixels = _curve_picture(run, json.dumps(curves))
     picture = curve.copy()  # the curve is kept without a line
-    if place is None or pd.isna(shown["step"]):
+    if to_pixels is None or pd.isna(shown["step"]):
         return picture
-    number = token + 1
-    ends = place.transform([(number, 0.0), (number, 1.0)])
+    number = token + 1  # the curve counts tokens from 1
+    ends = to_pixels.transform([(number, 0.0), (number, 1.0)])
     line = [(x, picture.height - y) for x, y in ends]  # a figure counts from its lower edge
     ImageDraw.Draw(picture).line(line, VERMILLION, 2)
     return picture
@@ -164,10 +167,11 @@ def _bundle(run: Record, image: Image.Image) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _curve_picture(run: Record, curves: str) -> tuple[Image.Image, Transform | None]:
-    """Headline and curve, and what puts a token, counted from 1, on the picture's curve.
+    """The record's headline over its latency curve, as a picture.
 
-    ``curves`` is the JSON of a list of `OverlaidCurve`, which are drawn in its place if there are
-    any.
+    ``curves`` is the JSON of a list of `OverlaidCurve`; if there are any, these are drawn instead.
+    Also the transform from a place on the curve's axes to pixels of the picture: the token, counted
+    from 1, and the height from 0 to 1. It is None where nothing is drawn on the axes.
     """
     figure = _titled_figure(run)
     axes = figure.axes[0]
@@ -176,7 +180,7 @@ def _curve_picture(run: Record, curves: str) -> tuple[Image.Image, Transform | N
         _draw_overlaid(axes, overlaid)
     else:
         plot_latency(run, ax=axes)
-    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
+    # The figure lays itself out when it is drawn. With an engine it would be drawn twice.
     figure.set_layout_engine(None)
     image = _figure_picture(figure)
     if not axes.lines:
@@ -209,7 +213,7 @@ def _draw_overlaid(axes: Axes, curves: Sequence[OverlaidCurve]) -> None:
 
 @functools.lru_cache(maxsize=2)
 def _stages_picture(run: Record) -> Image.Image:
-    """Headline and the stages of the prefill."""
+    """The record's headline over the stages of its prefill, as a picture."""
     figure = _titled_figure(run)
     plot_vision_stages(run, ax=figure.axes[0]).set_layout_engine(None)
     return _figure_picture(figure)
@@ -228,7 +232,10 @@ def _titled_figure(run: Record) -> Figure:
 
 @functools.lru_cache(maxsize=32)
 def _page_picture(run: Record, row: int, place: int, color: str) -> Image.Image:
-    """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
+    """A page of a row under its boxes, or a white sheet where its picture is not in the record.
+
+    The more pages the row has, the smaller each of them is.
+    """
     numbers = pages_of_row(run, row)
     page = run.page_image(numbers[place])
     if page is None:
