@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from scripted_server import PAUSE, scripted_time
+
 #: The tokens of the answer, and their ids.
 TOKENS = ["<|ref|>", "title", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>", "\n", "Hello"]
 IDS = [4, 15, 5, 6, 900, 7, 1232, 77]
@@ -112,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else chunks arrive together
     fake: Fake
+    last_sent: float  # when the last event of an answer was sent
 
     def log_message(self, *_: Any) -> None:
         """Nothing is logged."""
@@ -185,8 +188,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.stream(body, fault)
 
     def event(self, value: Any) -> None:
-        """Send these bytes, or an event with JSON, as a chunk of HTTP's transfer encoding."""
-        data = value if isinstance(value, bytes) else f"data: {json.dumps(value)}\n\n".encode()
+        """Send these bytes, or an event with JSON, as a chunk of HTTP's transfer encoding.
+
+        A comment tells how long before it the last event was sent, for a client whose clock is
+        the script's (`scripted_server`).
+        """
+        if isinstance(value, bytes):
+            data = value
+        else:
+            now = time.monotonic()
+            pause = now - self.last_sent
+            self.last_sent = now
+            data = f"{PAUSE}{pause}\n\ndata: {json.dumps(value)}\n\n".encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def go_wrong(self, fault: str) -> None:
@@ -219,6 +232,7 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         count = min(body.get("max_tokens", 99), len(fake.tokens))
         begun = time.monotonic()
+        self.last_sent = begun
         time.sleep(fake.vision)
         self.note_prefill(begun)
 
@@ -288,15 +302,20 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(dialect: str = "vllm") -> Iterator[Fake]:
-    """A running fake."""
+def served(dialect: str = "vllm", *, own_clock: bool = True) -> Iterator[Fake]:
+    """A running fake.
+
+    Without an ``own_clock`` the client sees an event at the time at which it was sent: a busy
+    client that reads two at once does not take them for ones that came together.
+    """
     fake = Fake(dialect)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"fake": fake}))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+        if not own_clock:
+            stack.enter_context(scripted_time())
         fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()

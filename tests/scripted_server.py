@@ -25,7 +25,8 @@ Event = tuple[float, Any]
 DONE = "data: [DONE]\n\n"
 #: Seconds between two tokens.
 STEP = 0.004
-_PAUSE = ": pause "
+#: What a comment begins with that tells the seconds before the next event.
+PAUSE = ": pause "
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -76,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.sleeps:
                 time.sleep(pause)
             else:
-                self._write_chunk(f"{_PAUSE}{pause}\n\n")
+                self._write_chunk(f"{PAUSE}{pause}\n\n")
             lines = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
             self._write_chunk(lines)
         self.wfile.write(b"0\r\n\r\n")
@@ -126,8 +127,8 @@ class ScriptedClock(threading.local):
     def follow(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         """The lines of an answer; the pauses that are told between them pass on this clock."""
         for line in lines:
-            if line.startswith(_PAUSE.encode()):
-                self.now += float(line.removeprefix(_PAUSE.encode()))
+            if line.startswith(PAUSE.encode()):
+                self.now += float(line.removeprefix(PAUSE.encode()))
             yield line
 
 

@@ -47,7 +47,7 @@ TIMES = {"ttft_ms", "queue_ms", "prefill_ms", "decode_ms"}
 
 @pytest.fixture
 def vllm() -> Iterator[Fake]:
-    with served() as fake:
+    with served(own_clock=False) as fake:
         yield fake
 
 
@@ -119,11 +119,12 @@ def test_what_a_server_does_not_tell_is_missing_and_not_zero(vllm: Fake) -> None
 
 
 @pytest.fixture
-def watched_vllm(vllm: Fake) -> Fake:
-    """A server whose worker notes its stages."""
-    vllm.watched = True
-    vllm.pause = 0.02  # a busy client that reads two tokens at once would leave the repeat out
-    return vllm
+def watched_vllm() -> Iterator[Fake]:
+    """A server whose worker notes its stages, by the clock that the client has, too."""
+    with served() as fake:
+        fake.watched = True
+        fake.pause = 0.02  # a busy client that reads two at once would leave the repeat out
+        yield fake
 
 
 @pytest.mark.parametrize("worker_ahead", [0.0, 1000.0, -1000.0])
@@ -273,7 +274,7 @@ def test_a_decode_ends_with_the_last_piece() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_other_dialects_are_timed_by_their_chunks_of_text(dialect: Dialect) -> None:
-    with served(dialect.name) as fake:
+    with served(dialect.name, own_clock=False) as fake:
         run = measure(fake)
         with refused():
             measure(fake, **dialect.refused_setting)
@@ -334,8 +335,8 @@ CHECKED_SERVERS = {
         "token_times",
         "fail",
         "3 chunks came for 8 tokens: there is no inter-token latency",
-        # Chunks within a twentieth of the whole wait came all at once, and a busy machine may make
-        # the client wait long for the first one.
+        # Chunks within a twentieth of the whole wait came all at once, and on a busy machine the
+        # server may take long for the first one.
         {"a_chunk": 3, "pause": 0.1},
     ),
     "nothing-cached": CheckedServer(
