@@ -185,19 +185,21 @@ def _differences(differences: pd.DataFrame) -> Html:
     """The regions that are not equal, each with the words that differ."""
     differing = differences[differences["outcome"] != EQUAL]
     shown = differing.head(_MOST_REGIONS)
-    texts = zip(shown["written"], shown["true"], strict=True)
-    edits = [edits_html(written, true) for written, true in texts]
-    table = table_html(
-        shown[["region", "label", "outcome", "cer"]].assign(difference=edits),
+    edits = []
+    for written, true in zip(shown["written"], shown["true"], strict=True):
+        edits.append(edits_html(written, true))
+    table = shown[["region", "label", "outcome", "cer"]].assign(difference=edits)
+    html = table_html(
+        table,
         caption=fragment("Words ", element("del", "missing"), " and ", element("ins", "extra")),
         missing="not in both",
         empty="The texts are equal.",
         classes="op-edits",
     )
     more = len(differing) - len(shown)
-    if not more:
-        return table
-    return table + note(f"{count_text(more, 'more region')} differ; the record has them.")
+    if more == 0:
+        return html
+    return html + note(f"{count_text(more, 'more region')} differ; the record has them.")
 
 
 def edits_html(written: str, true: str) -> Html:
