@@ -168,16 +168,18 @@ def outcome_boxes(differences: pd.DataFrame, page_size: tuple[int, int]) -> list
     A tag says the region's number and its character error rate, or that it is missing or extra.
     """
     boxes = []
-    for row in differences[differences["box"].notna()].to_dict("records"):
+    with_box = differences[differences["box"].notna()]
+    for region in with_box.to_dict("records"):
+        outcome = region["outcome"]
         words = []
-        if pd.notna(row["region"]):
-            words.append(str(row["region"]))
-        if row["outcome"] in (MISSING, EXTRA):
-            words.append(row["outcome"])
-        elif row["outcome"] == DIFFERENT and pd.notna(row["cer"]):
-            words.append(percent_text(row["cer"]))
-        box = pixel_box(row["box"], *page_size)
-        boxes.append(DrawnBox(box, OUTCOME_COLOURS[row["outcome"]], " ".join(words)))
+        if pd.notna(region["region"]):
+            words.append(str(region["region"]))
+        if outcome in (MISSING, EXTRA):
+            words.append(outcome)
+        elif outcome == DIFFERENT and pd.notna(region["cer"]):
+            words.append(percent_text(region["cer"]))
+        box = pixel_box(region["box"], *page_size)
+        boxes.append(DrawnBox(box, OUTCOME_COLOURS[outcome], " ".join(words)))
     return boxes
 
 
