@@ -146,6 +146,54 @@ def test_stages_of_the_worker_lie_in_the_prefill_whatever_its_clock_says(
     assert run.model.dtype == "float32"
 
 
+#: What no worker's extension says of itself.
+STRANGE_WORKERS: dict[str, Any] = {
+    "nothing": [],
+    "null": [None],
+    "a number as dtype": [{"model": {"dtype": 5}}],
+    "a list as device": [{"device": {"name": [1]}}],
+    "a module of modules": [{"modules": {"sam": {}}}],
+}
+
+
+@pytest.mark.parametrize("case", STRANGE_WORKERS)
+def test_what_is_no_extension_is_not_believed(
+    case: str, watched_vllm: Fake, tmp_path: Path
+) -> None:
+    watched_vllm.worker_results["ocr_watch"] = STRANGE_WORKERS[case]
+
+    run = measure(watched_vllm)
+
+    assert "sam" not in set(run.spans["stage"])
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).repeats == [0, 1]
+
+
+#: Calls of stages at times that no request has, by the worker's clock.
+STRANGE_TIMES = {
+    "long after": [["sam", 1e12, 1.0, 3]],
+    "longer than all": [["sam", 1e12, 1e300, 3]],
+    "of a negative length": [["sam", 1e12, -1.0, 3]],
+}
+
+
+@pytest.mark.parametrize("case", STRANGE_TIMES)
+def test_stages_of_another_time_are_not_of_the_request(
+    case: str, watched_vllm: Fake, tmp_path: Path
+) -> None:
+    watched_vllm.worker_results["ocr_take"] = [[2.0, STRANGE_TIMES[case]]]
+
+    run = measure(watched_vllm)
+
+    assert "sam" not in set(run.spans["stage"])
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).repeats == [0, 1]
+
+
+def test_a_worker_that_answers_no_more_ends_the_measurement(watched_vllm: Fake) -> None:
+    watched_vllm.worker_results["ocr_take"] = []
+    with refused():
+        measure(watched_vllm)
+
+
 def test_stages_that_may_be_of_others_who_share_the_server_do_not_count(
     watched_vllm: Fake,
 ) -> None:

@@ -386,6 +386,17 @@ def test_the_small_picture_is_of_the_open_view() -> None:
     assert explorer.picture() != curve
 
 
+def test_the_small_picture_has_the_curves_of_ticked_records() -> None:
+    explorer = Explorer(runs=[make_run(), make_run(seed=5)])
+    alone = explorer.picture()
+
+    explorer.ticked = [row.key for row in explorer.rows[:2]]
+
+    assert explorer.picture() != alone
+    explorer.ticked = []
+    assert explorer.picture() == alone
+
+
 def test_another_row_of_a_batch_begins_at_its_first_token() -> None:
     run = make_run(rows=3)
     explorer = Explorer(runs=[run])

@@ -223,6 +223,8 @@ def test_a_finished_run_is_shown_in_few_words(panel: Page) -> None:
 def assert_lit(page: Page, token: int, region: int | None = None) -> None:
     """Everything shows this token, and this region: the receipt's regions are numbered in order."""
     page.wait_for_function(f"({LIT})().token === {token}")
+    if region is not None:  # its box is drawn once the page is
+        page.wait_for_function(f"({LIT})().page.join() === '{region}'")
     lit = page.evaluate(LIT)
     assert lit["scrubber"] == token
     assert lit["readout"].startswith(f"Token {token + 1} of ")

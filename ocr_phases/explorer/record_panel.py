@@ -95,7 +95,8 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
         self._list_files()
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open_view(), "view")
-        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "view", "color"])
+        drawn = ["row", "token", "view", "color", "curves"]
+        self.observe(lambda _: self.draw_still_soon(), drawn)
         self.observe(lambda _: self._heed_keeps(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
 
@@ -318,7 +319,7 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
         run = None
         if self.keeps:
             run = self.run
-        return still_bundle(run, self.row, self.token, self.color, self.view)
+        return still_bundle(run, self.row, self.token, self.color, self.view, self.curves)
 
     def __str__(self) -> str:
         if self.run is None:

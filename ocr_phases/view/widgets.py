@@ -214,6 +214,11 @@ class _CurveWidget(_RecordWidget):
 
     def _draw_curves(self) -> None:
         self.curves = overlaid_curves(self.run, self.others, self.row)
+        self.draw_still_soon()
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows: the page beside the curves."""
+        return still_bundle(self.run, self.row, self.token, self.color, "page", self.curves)
 
 
 class RecordView(_CurveWidget):
