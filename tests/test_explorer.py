@@ -25,7 +25,7 @@ from typing import Any
 
 import example_run
 import pytest
-from conftest import GOLDEN, NO_TORCH, PAGES
+from conftest import GOLDEN, NO_TORCH, PAGES, RUNS
 from elements import Elements
 from example_run import altered, make_run, page_image, two_page_run
 from fake_server import TOKENS, served
@@ -489,6 +489,18 @@ def test_a_record_of_another_device_says_where_a_new_measurement_would_run(
     assert AGAIN not in explorer.head
     assert ">Measure on this machine with 8 repeats</button>" in explorer.head
     assert says(explorer.head, f"was measured on {device}", f"this machine, {host_name()}")
+
+
+@pytest.mark.parametrize("name", ["tiny", "dummy:layers=2"])
+def test_a_servers_record_is_shown_though_its_model_is_called_like_a_built_in_one(
+    name: str,
+) -> None:
+    run = altered(PhaseRun.load(RUNS / "cpu-vllm-gundam.json.gz"), model={"name": name})
+
+    explorer = Explorer(runs=[run], keep=None)
+
+    assert explorer.message == ""
+    assert "</button>" not in explorer.head
 
 
 def test_the_packages_record_says_that_it_is_an_example_and_ones_own_does_not(

@@ -111,8 +111,11 @@ def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
 
 
 def job_again(run: PhaseRun) -> MeasurementJob | None:
-    """A record's measurement once more; None where its page or model cannot be had again here."""
-    if len(run.pages) != 1:
+    """A record's measurement once more; None where its page or model cannot be had again here.
+
+    A server's model is not here, whatever the server calls it.
+    """
+    if run.is_server or len(run.pages) != 1:
         return None
     page = run.page_data()
     model = _model_here(run)

@@ -260,23 +260,24 @@ def draw_marks(
     opacity: float = LABEL_OPACITY,
     type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags.
+    """An RGB copy of the page with boxes, and above all of them their tags.
 
-    ``opacity`` is that of their ground, from 0 to 1. Of more than `MOST_BOXES` the first are drawn,
-    and a sentence at the foot of the picture says so.
+    ``opacity`` is that of the boxes' ground, from 0 to 1. Of more than `MOST_BOXES` the first are
+    drawn, and a sentence at the foot of the picture says so.
     """
     canvas = page.convert("RGB")
     draw = ImageDraw.Draw(canvas, "RGBA")
-    width = max(1, round(type_size_of(page.size) / 8))
+    outline_width = max(1, round(type_size_of(page.size) / 8))
     drawn = boxes[:MOST_BOXES]
-    uncovered = _MOST_COVERED * math.prod(page.size)
+    # Drawing has a bound: an output may have many boxes as large as the page.
+    pixels_left = _MOST_COVERED * math.prod(page.size)
     for box in drawn:
         x1, y1, x2, y2 = box.box
-        uncovered -= (x2 - x1) * (y2 - y1)
+        pixels_left -= (x2 - x1) * (y2 - y1)
         ground = None
-        if uncovered >= 0:
+        if pixels_left >= 0:
             ground = f"{box.colour}{round(255 * opacity):02x}"
-        draw.rectangle(box.box, ground, box.colour, width)
+        draw.rectangle(box.box, ground, box.colour, outline_width)
     for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
         if tag is not None:
             left, top, right, bottom = tag.ground

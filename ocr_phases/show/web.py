@@ -121,8 +121,10 @@ def fill_template(template: str, **values: Any) -> Html:
 
 
 def block(name: str, **values: Any) -> Html:
-    """One of the macros of ``blocks.html.j2``; values as in `fill_template`."""
-    return Html(getattr(_environment().get_template("blocks.html.j2").module, name)(**values))
+    """One of the macros of ``blocks.html.j2`` by its name; values as in `fill_template`."""
+    macros = _environment().get_template("blocks.html.j2").module
+    macro = getattr(macros, name)
+    return Html(macro(**values))
 
 
 @cache
