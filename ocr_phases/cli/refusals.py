@@ -99,6 +99,9 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
             *_WAITS,
         )
         refuse_options(arguments, names, "--dry-run measures nothing")
+        if "://" in arguments.model:
+            why = "--dry-run reads the config.json of a model, which no server gives"
+            refuse_options(arguments, ("model",), why)
     else:
         refuse_options(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
     if arguments.cards:
@@ -116,6 +119,11 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
 def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
     if arguments.published is not None:
         _refuse_beside_published(arguments)
+    if "://" in arguments.model:
+        raise OcrPhasesError(
+            "--model is the checkpoint that a server's tokens are compared with: name the server "
+            "with --server."
+        )
     _refuse_beside_record(arguments)
     _refuse_truth_without_text(arguments)
 
