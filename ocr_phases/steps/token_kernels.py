@@ -1,0 +1,597 @@
+"""The kernels of one token's decode step, for a GPU: what `TokenStep` starts one after the other.
+
+A step for one row multiplies matrices with a vector. Each weight is read once, so a step can take
+no less than reading the weights of one token takes, and what is lost is lost between kernels: each
+waits for the one before it, then about a microsecond for its first bytes. So there are few kernels,
+six for each layer, and each of them reads what it can before it waits (`wait_for_others`).
+
+What may be read before the wait is what no kernel of the same step writes: weights, the slot, and
+the entries of the KV cache but the newest. More is not safe. The kernel before may have started
+early as well, and then so may the one before that.
+
+No kernel reads an address that it writes, unless all of its warps have passed a barrier in between:
+warps are not in step, so a late one would read what an early one has written.
+
+Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program has warps: each warp
+has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
+values from one warp to another. For that reason each warp reads a whole vector too: a vector is
+chunks of equal rows. Sums are float32, and results are rounded where the class rounds them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Less than any score, and finite: the difference of two of them is 0.
+LOWEST = tl.constexpr(-1e30)
+
+
+# -- what the kernels are made of ------------------------------------------------------------------
+
+
+@triton.jit
+def wait_for_others(EARLY: tl.constexpr):
+    """Let the next kernel start, then wait until the kernel before has ended and all it wrote can
+    be read.
+
+    Without ``EARLY`` a kernel starts once the one before has ended, so there is nothing to do.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def load_columns(pointer, start: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """The chunk of rows of this ``WIDTH`` that begins with the column ``start``.
+
+    Behind the last column it is filled with 0. ``pointer`` is to the first column of each row.
+    """
+    columns = start + tl.arange(0, CHUNK)[None, :]
+    if start + CHUNK <= WIDTH:
+        return tl.load(pointer + columns)
+    return tl.load(pointer + columns, mask=columns < WIDTH, other=0.0)
+
+
+@triton.jit
+def load_rows(weight, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """Rows of a matrix [..., WIDTH] as a tuple of chunks [R, CHUNK]; ``rows`` are int [R, 1]."""
+    chunks = ()
+    for start in tl.static_range(0, WIDTH, CHUNK):
+        chunks = chunks + (load_columns(weight + rows * WIDTH, start, WIDTH, CHUNK),)
+    return chunks
+
+
+@triton.jit
+def load_vector(vector, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """A vector [WIDTH] as a tuple of chunks [R, CHUNK], with the same in each row."""
+    return load_rows(vector, tl.zeros([ROWS, 1], tl.int32), WIDTH, CHUNK)
+
+
+@triton.jit
+def products(rows, vector):
+    """The products of each weight with its number of a vector, added up over the chunks, float32
+    [R, CHUNK].
+
+    What is missing to the product of matrix and vector is the sum over the columns.
+    """
+    total = rows[0].to(tl.float32) * vector[0].to(tl.float32)
+    for number in tl.static_range(1, len(rows)):
+        total += rows[number].to(tl.float32) * vector[number].to(tl.float32)
+    return total
+
+
+@triton.jit
+def row_sums(values):
+    """The sum of each row of [R, CHUNK], [R, 1]."""
+    return tl.sum(values, axis=1, keep_dims=True)
+
+
+@triton.jit
+def norm(chunks, weight, eps, WIDTH: tl.constexpr):
+    """The RMS norm of a vector [WIDTH] with this weight, all three as tuples of chunks [R, CHUNK].
+
+    It is rounded as the class does, before the product with the weight and after it.
+    """
+    scale = tl.rsqrt(row_sums(products(chunks, chunks)) / WIDTH + eps)
+    normed = ()
+    for number in tl.static_range(len(chunks)):
+        chunk = (chunks[number].to(tl.float32) * scale).to(weight[number].dtype)
+        normed = normed + (chunk * weight[number],)
+    return normed
+
+
+@triton.jit
+def gated(gates, ups, vector, dtype: tl.constexpr):
+    """The product of SiLU of the gate's rows with the other rows, [R, 1]."""
+    gate = row_sums(products(gates, vector)).to(dtype).to(tl.float32)
+    up = row_sums(products(ups, vector)).to(dtype)
+    return (gate * tl.sigmoid(gate)).to(dtype) * up
+
+
+# -- the kernels, in the order in which a step runs them -------------------------------------------
+
+
+@triton.jit
+def open_step(
+    token,
+    position,
+    slot,
+    embeddings,
+    frequencies,
+    mask,
+    hidden,
+    cosines,
+    sines,
+    WIDTH: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Begin with the token's embedding, let the step see its own entry, and compute the angles of
+    its position.
+
+    ``position`` is the newest entry's, and this step's is the next one. ``HALF`` is half a head's
+    width: as many angles has a position, and the class rounds their cosines and sines.
+    """
+    columns = tl.arange(0, WIDTH_BLOCK)
+    inside = columns < WIDTH
+    row = tl.load(token) * WIDTH
+    tl.store(hidden + columns, tl.load(embeddings + row + columns, mask=inside), mask=inside)
+    tl.store(mask + tl.load(slot), 0.0)
+
+    pairs = tl.arange(0, HALF)
+    angles = (tl.load(position) + 1).to(tl.float32) * tl.load(frequencies + pairs)
+    tl.store(cosines + pairs, tl.cos(angles).to(cosines.dtype.element_ty))
+    tl.store(sines + pairs, tl.sin(angles).to(sines.dtype.element_ty))
+
+
+@triton.jit
+def project(
+    hidden,
+    norm_weight,
+    query_weight,
+    key_weight,
+    value_weight,
+    cosines,
+    sines,
+    slot,
+    query,
+    keys,
+    values,
+    eps,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then a token's query, key and value, turned by the angles of its position.
+
+    The query is stored, key and value become the newest entry of the cache, [heads, SLOTS, size]. A
+    program makes ``ROWS`` rows of a head's first half and those of the second half that turn with
+    them. The grid is (heads, parts of a half, 3).
+    """
+    head = tl.program_id(0)
+    pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    kind = tl.program_id(2)
+    weight = query_weight
+    if kind == 1:
+        weight = key_weight
+    if kind == 2:
+        weight = value_weight
+    rows = head * (2 * HALF) + pairs
+    first_rows = load_rows(weight, rows, WIDTH, CHUNK)
+    second_rows = load_rows(weight, rows + HALF, WIDTH, CHUNK)
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    own = tl.load(slot)
+    wait_for_others(EARLY)
+
+    dtype: tl.constexpr = query.dtype.element_ty
+    normed = norm(load_vector(hidden, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+    first = row_sums(products(first_rows, normed)).to(dtype)
+    second = row_sums(products(second_rows, normed)).to(dtype)
+    entry = (head * SLOTS + own) * (2 * HALF)
+    if kind == 2:
+        tl.store(values + entry + pairs, first)
+        tl.store(values + entry + HALF + pairs, second)
+    else:
+        cosine = tl.load(cosines + pairs).to(tl.float32)
+        sine = tl.load(sines + pairs).to(tl.float32)
+        turned_first = (first * cosine - second * sine).to(dtype)
+        turned_second = (second * cosine + first * sine).to(dtype)
+        place = query + rows
+        if kind == 1:
+            place = keys + entry + pairs
+        tl.store(place, turned_first)
+        tl.store(place + HALF, turned_second)
+
+
+@triton.jit
+def load_entries(cache, entries, read, SIZE: tl.constexpr):
+    """Entries of one head of the cache, [B, SIZE]; ``entries`` are int [B]."""
+    columns = tl.arange(0, SIZE)[None, :]
+    return tl.load(cache + entries[:, None] * SIZE + columns, mask=(entries < read)[:, None])
+
+
+@triton.jit
+def with_block(
+    highest, total, result, asked, block_keys, block_values, seen, is_own, own_key, own_value
+):
+    """A softmax for each row of the blocks so far, with one block more: the highest score, the sum
+    of the weights, and the sum of the values with their weights.
+
+    ``seen`` is added to the scores; the row that ``is_own`` has the newest entry.
+    """
+    is_own = is_own[:, None]
+    block_keys = tl.where(is_own, own_key, block_keys).to(tl.float32)
+    block_values = tl.where(is_own, own_value, block_values).to(tl.float32)
+    added = tl.where(is_own, 0.0, seen.to(tl.float32)[:, None])
+    is_seen = added > LOWEST
+    scores = tl.where(is_seen, row_sums(block_keys * asked) + added, LOWEST)
+    higher = tl.maximum(highest, scores)
+    before = tl.exp(highest - higher)
+    weights = tl.where(is_seen, tl.exp(scores - higher), 0.0)
+    total = total * before + weights
+    result = result * before + weights * tl.where(is_seen, block_values, 0.0)
+    return higher, total, result
+
+
+@triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    mask,
+    slot,
+    results,
+    largest,
+    totals,
+    read,
+    scaling,
+    SLOTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One head's attention to a part of the first ``read`` entries: ``BLOCKS`` of ``BLOCK``.
+
+    Kept are the sum of the values with their weights, the sum of the weights, and the largest
+    score, from which the weights are taken. `add_attention` puts the parts together. The grid is
+    (heads, parts).
+
+    The first block is read before the wait. The newest entry is not yet there then, nor is it seen
+    by the mask, so it is read again.
+    """
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    keys += head * SLOTS * SIZE
+    values += head * SLOTS * SIZE
+    columns = tl.arange(0, SIZE)[None, :]
+    own = tl.load(slot)
+    entries = part * (BLOCK * BLOCKS) + tl.arange(0, BLOCK)
+    block_keys = load_entries(keys, entries, read, SIZE)
+    block_values = load_entries(values, entries, read, SIZE)
+    seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+    wait_for_others(EARLY)
+
+    asked = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
+    own_key = tl.load(keys + own * SIZE + columns)
+    own_value = tl.load(values + own * SIZE + columns)
+    # One softmax for each row of the blocks, so that warps add up only once, at the end.
+    highest = tl.full([BLOCK, 1], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK, 1], tl.float32)
+    result = tl.zeros([BLOCK, SIZE], tl.float32)
+    highest, total, result = with_block(
+        highest,
+        total,
+        result,
+        asked,
+        block_keys,
+        block_values,
+        seen,
+        entries == own,
+        own_key,
+        own_value,
+    )
+    for _ in range(1, BLOCKS):
+        entries += BLOCK
+        block_keys = load_entries(keys, entries, read, SIZE)
+        block_values = load_entries(values, entries, read, SIZE)
+        seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+        highest, total, result = with_block(
+            highest,
+            total,
+            result,
+            asked,
+            block_keys,
+            block_values,
+            seen,
+            entries == own,
+            own_key,
+            own_value,
+        )
+
+    top = tl.max(highest, axis=0, keep_dims=True)
+    share = tl.exp(highest - top)
+    place = head * tl.num_programs(1) + part
+    result = tl.sum(result * share, axis=0, keep_dims=True)
+    tl.store(results + place * SIZE + columns, result.to(results.dtype.element_ty))
+    one = tl.zeros([1, 1], tl.int32)
+    tl.store(totals + place + one, tl.sum(total * share, axis=0, keep_dims=True))
+    tl.store(largest + place + one, top)
+
+
+@triton.jit
+def shares_of_parts(largest, totals, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr):
+    """How much each part that `attend` kept of one head counts, [PARTS_BLOCK, 1].
+
+    The values of a part have their own warps, so each adds up the weights of all parts for itself.
+    """
+    parts = tl.arange(0, PARTS_BLOCK)
+    inside = parts < PARTS
+    tops = tl.load(largest + parts, mask=inside, other=LOWEST)[None, :]
+    part_totals = tl.load(totals + parts, mask=inside, other=0.0)[None, :]
+    own_top = tl.load(largest + parts, mask=inside, other=LOWEST)[:, None]
+    top = tl.max(tops, axis=1, keep_dims=True)
+    return tl.exp(own_top - top) / row_sums(part_totals * tl.exp(tops - top))
+
+
+@triton.jit
+def add_attention(
+    hidden,
+    results,
+    largest,
+    totals,
+    weight,
+    attended,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """``attended`` = ``hidden`` + the attention's product with its last matrix, for ``ROWS`` rows.
+
+    Every program puts the parts of all heads together for itself.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    chunks = load_rows(weight, rows, HEADS * SIZE, SIZE)
+    wait_for_others(EARLY)
+
+    # Everything is read first: what is read after a barrier waits for it, and the sums have some.
+    parts = tl.arange(0, PARTS_BLOCK)[:, None]
+    columns = tl.arange(0, SIZE)[None, :]
+    part_results = ()
+    shares = ()
+    for head in tl.static_range(HEADS):
+        places = (head * PARTS + parts) * SIZE + columns
+        loaded = tl.load(results + places, mask=parts < PARTS, other=0.0)
+        part_results = part_results + (loaded,)
+        first = head * PARTS
+        share = shares_of_parts(largest + first, totals + first, PARTS, PARTS_BLOCK)
+        shares = shares + (share,)
+
+    dtype: tl.constexpr = attended.dtype.element_ty
+    attention = ()
+    for head in tl.static_range(HEADS):
+        weighted = part_results[head].to(tl.float32) * shares[head]
+        attention = attention + (tl.sum(weighted, axis=0, keep_dims=True).to(dtype),)
+    added = row_sums(products(chunks, attention)).to(dtype)
+    tl.store(attended + rows, tl.load(hidden + rows) + added)
+
+
+@triton.jit
+def gate(
+    attended,
+    norm_weight,
+    gate_weight,
+    up_weight,
+    router_weight,
+    gated_values,
+    router_logits,
+    eps,
+    GATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then the first half of what is added to each token: the dense MLP's, or the shared
+    experts'.
+
+    The programs behind the first ``GATED`` rows compute the router's logits; a dense layer has none
+    of them.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    if tl.program_id(0) * ROWS < GATED:
+        gates = load_rows(gate_weight, rows, WIDTH, CHUNK)
+        ups = load_rows(up_weight, rows, WIDTH, CHUNK)
+        wait_for_others(EARLY)
+        normed = norm(load_vector(attended, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+        tl.store(gated_values + rows, gated(gates, ups, normed, gated_values.dtype.element_ty))
+    else:
+        experts = rows - GATED
+        chunks = load_rows(router_weight, experts, WIDTH, CHUNK)
+        wait_for_others(EARLY)
+        normed = norm(load_vector(attended, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+        tl.store(router_logits + experts, row_sums(products(chunks, normed)))
+
+
+@triton.jit
+def expert_of_rank(router_logits, rank, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
+    """The expert of this rank, from 0, and its probability. Of equal ones the first is before."""
+    row = tl.arange(0, EXPERTS_BLOCK)[:, None]
+    column = tl.arange(0, EXPERTS_BLOCK)[None, :]
+    logits = tl.load(router_logits + row, mask=row < EXPERTS, other=float("-inf"))
+    others = tl.load(router_logits + column, mask=column < EXPERTS, other=float("-inf"))
+    is_before = (others > logits) | ((others == logits) & (column < row))
+    ranks = tl.sum(is_before.to(tl.int32), axis=1, keep_dims=True)
+    expert = tl.sum(tl.sum(tl.where(ranks == rank, row, 0), axis=1), axis=0)
+    powers = tl.exp(others - tl.max(others, axis=1, keep_dims=True))
+    own_power = tl.where(column == expert, powers, 0.0)
+    return expert, tl.sum(tl.sum(own_power, axis=1) / tl.sum(powers, axis=1), axis=0)
+
+
+@triton.jit
+def gate_experts(
+    attended,
+    norm_weight,
+    router_logits,
+    weight,
+    gated_values,
+    chosen,
+    chosen_weights,
+    eps,
+    scaling,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The first half of each chosen expert, whose number and weight are kept for the second.
+
+    ``weight`` [EXPERTS, 2 GATED, WIDTH] has an expert's gate, then its other rows. Which expert it
+    is nobody knows before the wait. The grid is (parts of an expert, chosen experts).
+    """
+    rank = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    wait_for_others(EARLY)
+
+    # What is read after a barrier waits for it, and the ranking has some.
+    attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
+    expert, probability = expert_of_rank(router_logits, rank, EXPERTS, EXPERTS_BLOCK)
+    own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
+    gates = load_rows(own_weight, rows, WIDTH, CHUNK)
+    ups = load_rows(own_weight + GATED * WIDTH, rows, WIDTH, CHUNK)
+    normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
+    result = gated(gates, ups, normed, gated_values.dtype.element_ty)
+    tl.store(gated_values + rank * GATED + rows, result)
+    if tl.program_id(0) == 0:
+        tl.store(chosen + rank, expert)
+        tl.store(chosen_weights + rank, probability * scaling)
+
+
+@triton.jit
+def add_experts(
+    attended,
+    gated_values,
+    weight,
+    expert_values,
+    expert_weight,
+    chosen,
+    chosen_weights,
+    hidden,
+    GATED: tl.constexpr,
+    EXPERT_GATED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """``hidden`` = ``attended`` + the second half of the chosen and the shared experts.
+
+    A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    chunks = load_rows(weight, rows, GATED, CHUNK)
+    wait_for_others(EARLY)
+
+    dtype: tl.constexpr = hidden.dtype.element_ty
+    of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        first = tl.load(chosen + number).to(tl.int64) * (WIDTH * EXPERT_GATED)
+        expert_chunks = load_rows(expert_weight + first, rows, EXPERT_GATED, CHUNK)
+        values = load_vector(expert_values + number * EXPERT_GATED, ROWS, EXPERT_GATED, CHUNK)
+        of_experts += products(expert_chunks, values) * tl.load(chosen_weights + number)
+    of_shared = row_sums(products(chunks, load_vector(gated_values, ROWS, GATED, CHUNK)))
+    added = row_sums(of_experts).to(dtype) + of_shared.to(dtype)
+    tl.store(hidden + rows, tl.load(attended + rows) + added)
+
+
+@triton.jit
+def score_words(
+    hidden,
+    norm_weight,
+    weight,
+    logits,
+    best_logits,
+    best_words,
+    sums,
+    eps,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then the logits of ``ROWS`` words, with the first of the best words among them and the
+    sum of the logits.
+    """
+    part = tl.program_id(0)
+    words = part * ROWS + tl.arange(0, ROWS)[:, None]
+    chunks = load_rows(weight, words, WIDTH, CHUNK)
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    wait_for_others(EARLY)
+
+    normed = norm(load_vector(hidden, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+    scores = row_sums(products(chunks, normed)).to(logits.dtype.element_ty)
+    tl.store(logits + words, scores)
+    scores = scores.to(tl.float32)
+    best = tl.max(scores, axis=0, keep_dims=True)
+    word = tl.min(tl.where(scores == best, words, 2**31 - 1), axis=0, keep_dims=True)
+    one = tl.zeros([1, 1], tl.int32)
+    tl.store(best_logits + part + one, best)
+    tl.store(best_words + part + one, word)
+    tl.store(sums + part + one, tl.sum(scores, axis=0, keep_dims=True))
+
+
+@triton.jit
+def close_step(
+    best_logits,
+    best_words,
+    sums,
+    window_slots,
+    token,
+    position,
+    slot,
+    count,
+    all_sums,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Take the first of the best words as the next token, and move on to the next entry.
+
+    One program; where a window is full it goes back to its first slot.
+    """
+    wait_for_others(EARLY)
+    parts = tl.arange(0, PARTS_BLOCK)
+    inside = parts < PARTS
+    scores = tl.load(best_logits + parts, mask=inside, other=float("-inf"))
+    words = tl.load(best_words + parts, mask=inside, other=2**31 - 1)
+    best = tl.max(scores, axis=0)
+    word = tl.min(tl.where(scores == best, words, 2**31 - 1), axis=0)
+    total = tl.load(all_sums) + tl.sum(tl.load(sums + parts, mask=inside, other=0.0), axis=0)
+    next_position = tl.load(position) + 1
+    next_count = tl.load(count) + 1
+    next_slot = tl.load(slot) + 1
+    if WINDOWED:
+        is_full = next_slot == tl.load(window_slots + 1)
+        next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
+    # All of its warps have read what is written now.
+    tl.debug_barrier()
+    tl.store(token, word.to(tl.int64))
+    tl.store(all_sums, total)
+    tl.store(position, next_position)
+    tl.store(count, next_count)
+    tl.store(slot, next_slot)

@@ -1,0 +1,460 @@
+"""The decode step of one row by kernels of its own, in place of what a compiler makes of the class.
+
+`token_kernels` has the kernels, this module the buffers between them and the order in which they
+start. It is for the language model that the three families share: rotary attention with as many key
+heads as query heads, and a mixture of experts with a greedy router.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
+from ocr_phases.steps.capacity import power_of_two
+
+#: What a record calls these kernels, of attention and of experts.
+TOKEN_KERNELS = "token_kernels"
+
+#: How many columns of a matrix a warp reads at once: 16 bytes of bfloat16 for each of its threads.
+_CHUNK = 256
+#: The rows that a program of each kernel makes of each matrix, at most, and its warps: a warp has a
+#: row, and in `add_attention`, whose rows are read in shorter chunks, two.
+_ROWS = {
+    "project": 8,
+    "add_attention": 8,
+    "gate": 8,
+    "gate_experts": 8,
+    "add_experts": 4,
+    "score_words": 8,
+}
+_WARPS = {"add_attention": 4, "add_experts": 4}
+_MOST_WARPS = 8
+#: How many entries of the cache a program of attention reads at once, and into how many parts the
+#: entries are divided at most, as the next kernel reads the results of all parts.
+_ENTRIES = 128
+_MOST_PARTS = 16
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class TokenState:
+    """What a step reads and moves on, all on the device, at addresses that do not change.
+
+    Attributes
+    ----------
+    token, position : Tensor
+        int64 [1, 1]: the step's token, and the position of the newest entry of the cache.
+    slot : Tensor
+        int64 [1]: the entry that the step writes.
+    window_slots : Tensor
+        int64 [2, 1]: the window's first slot, and the one behind its last.
+    mask : Tensor
+        [1, 1, 1, slots]: what is added to the scores of each entry.
+    count : Tensor
+        int64 without a dimension: the tokens so far.
+    sums : Tensor
+        float32 [1]: the sum of all logits so far.
+    """
+
+    token: Tensor
+    position: Tensor
+    slot: Tensor
+    window_slots: Tensor
+    mask: Tensor
+    count: Tensor
+    sums: Tensor
+
+
+def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: int) -> bool:
+    """Whether the kernels can make the step of ``batch`` rows of this model.
+
+    They need Triton, one row, plain weights of one type without biases, and layers like those of
+    DeepSeek-OCR's language model.
+    """
+    if batch != 1 or importlib.util.find_spec("triton") is None:
+        return False
+    layers = getattr(language_model, "layers", None)
+    if not isinstance(head, nn.Linear) or not isinstance(layers, nn.ModuleList):
+        return False
+    if not all(_layer_fits(layer) for layer in layers):
+        return False
+    rotary = getattr(language_model, "rotary_emb", None)
+    if getattr(rotary, "rope_type", "") != "default":
+        return False
+    weights = [*language_model.parameters(), *head.parameters()]
+    names = [name for name, _ in language_model.named_parameters()]
+    has_bias = head.bias is not None or any(name.endswith("bias") for name in names)
+    types = {weight.dtype for weight in weights}
+    return not has_bias and len(types) == 1 and types <= set(_DTYPES)
+
+
+def _layer_fits(layer: Any) -> bool:
+    """Whether a layer is such as the kernels compute."""
+    attention: Any = getattr(layer, "self_attn", None)
+    projections = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
+    if not all(type(projection) is nn.Linear for projection in projections):
+        return False
+    size = getattr(attention, "head_dim", 0)
+    if attention.num_key_value_groups != 1 or size < 16 or size != power_of_two(1, size):
+        return False
+    mlp = layer.mlp
+    router = getattr(mlp, "gate", None)
+    if router is None:
+        return _mlp_fits(mlp)
+    greedy = getattr(router, "topk_method", "") == "greedy"
+    own_experts = getattr(mlp, "experts", None)
+    stacked = isinstance(getattr(own_experts, "gate_up_proj", None), Tensor)
+    silu = _is_silu(getattr(own_experts, "act_fn", None))
+    return greedy and stacked and silu and _mlp_fits(getattr(mlp, "shared_experts", None))
+
+
+def _mlp_fits(mlp: Any) -> bool:
+    """Whether an MLP is a product gated by SiLU."""
+    projections = [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")]
+    plain = all(type(projection) is nn.Linear for projection in projections)
+    return plain and _is_silu(mlp.act_fn)
+
+
+def _is_silu(function: Any) -> bool:
+    """Whether an activation is SiLU, of torch or of transformers."""
+    return type(function).__name__ in ("SiLU", "SiLUActivation")
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start there before the one in front of it has ended: on NVIDIA GPUs from
+    Hopper on.
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+class TokenStep:
+    """The step's kernels for one model, one state and one static cache.
+
+    Parameters
+    ----------
+    language_model, head : nn.Module
+        Of the model, such as `token_kernels_fit` is true for.
+    cache : Cache
+        A static cache of one row, whose entries have fixed addresses.
+    state : TokenState
+        What the step reads and moves on.
+    early : bool
+        Whether kernels may start before the one in front of them has ended (programmatic dependent
+        launch, on NVIDIA GPUs from Hopper on).
+    """
+
+    def __init__(
+        self,
+        language_model: Any,
+        head: Any,
+        cache: Cache,
+        state: TokenState,
+        *,
+        early: bool,
+    ) -> None:
+        # Triton is not there on every machine.
+        from ocr_phases.steps import token_kernels
+
+        self._kernels: Any = token_kernels
+        self._language_model = language_model
+        self._head = head
+        self._cache: Any = cache
+        self._state = state
+        self._early = early
+
+        config = language_model.config
+        attention = language_model.layers[0].self_attn
+        device = state.token.device
+        weight: Tensor = head.weight
+        self._width: int = config.hidden_size
+        self._size: int = attention.head_dim
+        self._heads = attention.q_proj.weight.shape[0] // self._size
+        self._slots = state.mask.shape[-1]
+        self._words = weight.shape[0]
+        self._eps: float = config.rms_norm_eps
+        self._score_rows = _equal_parts(self._words, _ROWS["score_words"])
+        parts = self._words // self._score_rows
+
+        def buffer(*sizes: int, dtype: torch.dtype = weight.dtype) -> Tensor:
+            return torch.zeros(sizes, dtype=dtype, device=device)
+
+        # What one kernel hands to another.
+        self._hidden = buffer(self._width)
+        self._attended = buffer(self._width)
+        self._cosines = buffer(self._size // 2)
+        self._sines = buffer(self._size // 2)
+        self._query = buffer(self._heads, self._size)
+        self._results = buffer(self._heads, _MOST_PARTS, self._size)
+        self._largest = buffer(self._heads, _MOST_PARTS, dtype=torch.float32)
+        self._totals = buffer(self._heads, _MOST_PARTS, dtype=torch.float32)
+        self._best_logits = buffer(parts, dtype=torch.float32)
+        self._best_words = buffer(parts, dtype=torch.int32)
+        self._part_sums = buffer(parts, dtype=torch.float32)
+        widest = 0
+        most_experts = 1
+        most_chosen = 1
+        widest_expert = 1
+        for layer in language_model.layers:
+            mlp = layer.mlp
+            if hasattr(mlp, "gate"):
+                widest = max(widest, mlp.shared_experts.gate_proj.weight.shape[0])
+                most_experts = max(most_experts, mlp.gate.weight.shape[0])
+                most_chosen = max(most_chosen, mlp.gate.top_k)
+                widest_expert = max(widest_expert, mlp.experts.down_proj.shape[2])
+            else:
+                widest = max(widest, mlp.gate_proj.weight.shape[0])
+        self._gated = buffer(widest)
+        self._router_logits = buffer(most_experts, dtype=torch.float32)
+        self._chosen = buffer(most_chosen, dtype=torch.int32)
+        self._chosen_weights = buffer(most_chosen, dtype=torch.float32)
+        self._expert_gated = buffer(most_chosen, widest_expert)
+        #: Of the newest step, [1, vocab].
+        self.logits = buffer(1, self._words)
+
+    def __call__(self, read: int, timeline: Timeline | None = None) -> Tensor:
+        """Start the kernels of one step that reads the first ``read`` entries.
+
+        Parameters
+        ----------
+        read : int
+            How many entries of the cache attention reads.
+        timeline : Timeline, optional
+            Gets a span for the layers, one for the head and one for the choice of the token, by the
+            names that the class's step has; by default nothing is noted.
+
+        Returns
+        -------
+        Tensor
+            The logits [1, vocab], which the next step overwrites.
+        """
+        timeline = timeline or NoTimeline()
+        with timeline.span("language_model"):
+            self._open()
+            for layer, entries in zip(self._language_model.layers, self._cache.layers, strict=True):
+                self._attend(layer, entries, read)
+                self._add_mlp(layer)
+        with timeline.span("lm_head"):
+            self._score()
+        with timeline.span("sampling"):
+            self._close()
+        return self.logits
+
+    def _start(self, name: str, grid: tuple[int, ...], *arguments: Any, **sizes: Any) -> None:
+        """Start a kernel."""
+        early = self._early and name != "open_step"  # the first one waits for the step before
+        options: dict[str, Any] = {"num_warps": _WARPS.get(name, _MOST_WARPS)}
+        if early:
+            options["launch_pdl"] = True
+        if name != "open_step":
+            sizes["EARLY"] = early
+        getattr(self._kernels, name)[grid](*arguments, **sizes, **options)
+
+    def _open(self) -> None:
+        state = self._state
+        self._start(
+            "open_step",
+            (1,),
+            state.token,
+            state.position,
+            state.slot,
+            self._language_model.embed_tokens.weight,
+            self._language_model.rotary_emb.inv_freq,
+            state.mask,
+            self._hidden,
+            self._cosines,
+            self._sines,
+            WIDTH=self._width,
+            WIDTH_BLOCK=power_of_two(1, self._width),
+            HALF=self._size // 2,
+        )
+
+    def _attend(self, layer: Any, entries: Any, read: int) -> None:
+        """A layer's attention, from the hidden state to the one after it."""
+        state = self._state
+        attention = layer.self_attn
+        pairs = _equal_parts(self._size // 2, _ROWS["project"])
+        self._start(
+            "project",
+            (self._heads, self._size // 2 // pairs, 3),
+            self._hidden,
+            layer.input_layernorm.weight,
+            attention.q_proj.weight,
+            attention.k_proj.weight,
+            attention.v_proj.weight,
+            self._cosines,
+            self._sines,
+            state.slot,
+            self._query,
+            entries.keys,
+            entries.values,
+            self._eps,
+            SLOTS=self._slots,
+            WIDTH=self._width,
+            HALF=self._size // 2,
+            CHUNK=_CHUNK,
+            ROWS=pairs,
+        )
+        blocks = power_of_two(1, math.ceil(read / (_ENTRIES * _MOST_PARTS)))
+        parts = math.ceil(read / (_ENTRIES * blocks))
+        self._start(
+            "attend",
+            (self._heads, parts),
+            self._query,
+            entries.keys,
+            entries.values,
+            state.mask,
+            state.slot,
+            self._results,
+            self._largest,
+            self._totals,
+            read,
+            attention.scaling,
+            SLOTS=self._slots,
+            SIZE=self._size,
+            BLOCK=_ENTRIES,
+            BLOCKS=blocks,
+        )
+        rows = _equal_parts(self._width, _ROWS["add_attention"])
+        self._start(
+            "add_attention",
+            (self._width // rows,),
+            self._hidden,
+            self._results,
+            self._largest,
+            self._totals,
+            attention.o_proj.weight,
+            self._attended,
+            HEADS=self._heads,
+            SIZE=self._size,
+            PARTS=parts,
+            PARTS_BLOCK=power_of_two(1, parts),
+            ROWS=rows,
+        )
+
+    def _add_mlp(self, layer: Any) -> None:
+        """A layer's dense MLP, or its experts: from the attended state to the next hidden one."""
+        mlp = layer.mlp
+        is_sparse = hasattr(mlp, "gate")
+        always = mlp.shared_experts if is_sparse else mlp
+        gated_count = always.gate_proj.weight.shape[0]
+        experts = mlp.gate.weight.shape[0] if is_sparse else 0
+        rows = _equal_parts(math.gcd(gated_count, experts), _ROWS["gate"])
+        self._start(
+            "gate",
+            ((gated_count + experts) // rows,),
+            self._attended,
+            layer.post_attention_layernorm.weight,
+            always.gate_proj.weight,
+            always.up_proj.weight,
+            mlp.gate.weight if is_sparse else always.gate_proj.weight,
+            self._gated,
+            self._router_logits,
+            self._eps,
+            GATED=gated_count,
+            WIDTH=self._width,
+            CHUNK=_CHUNK,
+            ROWS=rows,
+        )
+        chosen = 0
+        expert_gated = 1
+        if is_sparse:
+            chosen = mlp.gate.top_k
+            expert_gated = mlp.experts.down_proj.shape[2]
+            self._gate_experts(layer, experts, chosen, expert_gated)
+        rows = _equal_parts(self._width, _ROWS["add_experts"])
+        self._start(
+            "add_experts",
+            (self._width // rows,),
+            self._attended,
+            self._gated,
+            always.down_proj.weight,
+            self._expert_gated,
+            mlp.experts.down_proj if is_sparse else always.down_proj.weight,
+            self._chosen,
+            self._chosen_weights,
+            self._hidden,
+            GATED=gated_count,
+            EXPERT_GATED=expert_gated,
+            CHOSEN=chosen,
+            WIDTH=self._width,
+            CHUNK=_CHUNK,
+            ROWS=rows,
+        )
+
+    def _gate_experts(self, layer: Any, experts: int, chosen: int, expert_gated: int) -> None:
+        """The first half of the chosen experts."""
+        rows = _equal_parts(expert_gated, _ROWS["gate_experts"])
+        self._start(
+            "gate_experts",
+            (expert_gated // rows, chosen),
+            self._attended,
+            layer.post_attention_layernorm.weight,
+            self._router_logits,
+            layer.mlp.experts.gate_up_proj,
+            self._expert_gated,
+            self._chosen,
+            self._chosen_weights,
+            self._eps,
+            layer.mlp.gate.routed_scaling_factor,
+            EXPERTS=experts,
+            EXPERTS_BLOCK=power_of_two(1, experts),
+            GATED=expert_gated,
+            WIDTH=self._width,
+            CHUNK=_CHUNK,
+            ROWS=rows,
+        )
+
+    def _score(self) -> None:
+        """The final norm, and the head."""
+        self._start(
+            "score_words",
+            (self._words // self._score_rows,),
+            self._hidden,
+            self._language_model.norm.weight,
+            self._head.weight,
+            self.logits,
+            self._best_logits,
+            self._best_words,
+            self._part_sums,
+            self._eps,
+            WIDTH=self._width,
+            CHUNK=_CHUNK,
+            ROWS=self._score_rows,
+        )
+
+    def _close(self) -> None:
+        """The choice of the next token."""
+        state = self._state
+        parts = self._words // self._score_rows
+        self._start(
+            "close_step",
+            (1,),
+            self._best_logits,
+            self._best_words,
+            self._part_sums,
+            state.window_slots,
+            state.token,
+            state.position,
+            state.slot,
+            state.count,
+            state.sums,
+            PARTS=parts,
+            PARTS_BLOCK=power_of_two(1, parts),
+            WINDOWED=bool(self._cache.layers[0].window),
+        )
+
+
+def _equal_parts(count: int, most: int) -> int:
+    """How many of ``count`` rows a program makes: the largest power of two up to ``most`` that
+    divides them.
+    """
+    return math.gcd(count, most)

@@ -1,0 +1,156 @@
+"""A decode step by kernels of its own, in Triton's interpreter on the CPU: equal to the class's.
+
+On a GPU the same is held by ``test_cuda.py``, where kernels may start early.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from golden_cases import RECORDINGS, assert_same, recorded_inputs, static_step
+from torch import nn
+
+from ocr_phases import OCRSession, decode, prefill
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.steps.captured import StaticStep
+from ocr_phases.steps.token_step import token_kernels_fit
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted() -> Iterator[None]:
+    """Triton interprets kernels, which it must know when they are imported."""
+    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        yield
+
+
+@pytest.fixture
+def session_of(request: pytest.FixtureRequest) -> Callable[[str], OCRSession]:
+    """A function that gives the session of a recorded family."""
+
+    def session(family: str) -> OCRSession:
+        return request.getfixturevalue(RECORDINGS[family].session)
+
+    return session
+
+
+def step_with_token_kernels(model: nn.Module, inputs: DeviceInputs, tokens: int) -> StaticStep:
+    """A static step for these inputs that its own kernels run."""
+    step = static_step(model, inputs, tokens)
+    own = StaticStep(model, 1, step.max_cache_len, "eager")
+    own.use_token_kernels()
+    return own.ready_for(inputs.input_ids.shape[1], tokens)
+
+
+@needs_triton
+@pytest.mark.parametrize("family", RECORDINGS)
+def test_token_kernels_make_the_tokens_of_the_class(
+    family: str, session_of: Callable[[str], OCRSession]
+) -> None:
+    model = session_of(family).model
+    inputs = recorded_inputs(family, "base")
+    step = step_with_token_kernels(model, inputs, 6)
+
+    mine = decode(model, prefill(model, inputs, step=step), 6, step=step)
+
+    assert_same(mine, decode(model, prefill(model, inputs), 6))
+    assert torch.isfinite(step.sums).all()
+
+
+@needs_triton
+def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession]) -> None:
+    model = session_of("unlimited-ocr").model
+    inputs = recorded_inputs("unlimited-ocr", "small")
+
+    with patch.object(model.config.get_text_config(), "sliding_window", 3):
+        by_class = static_step(model, inputs, 7)
+        expected = decode(model, prefill(model, inputs, step=by_class), 7, step=by_class)
+        step = step_with_token_kernels(model, inputs, 7)
+        mine = decode(model, prefill(model, inputs, step=step), 7, step=step)
+
+    assert_same(mine, expected)
+
+
+# -- which models they are for ---------------------------------------------------------------------
+
+
+def with_a_bias(language_model: Any) -> None:
+    attention = language_model.layers[0].self_attn
+    attention.q_proj = nn.Linear(attention.q_proj.in_features, attention.q_proj.out_features)
+
+
+def with_shared_key_heads(language_model: Any) -> None:
+    language_model.layers[0].self_attn.num_key_value_groups = 2
+
+
+def with_groups_of_experts(language_model: Any) -> None:
+    language_model.layers[1].mlp.gate.topk_method = "group_limited_greedy"
+
+
+def with_another_activation(language_model: Any) -> None:
+    language_model.layers[0].mlp.act_fn = nn.GELU()
+
+
+def with_a_layer_of_another_type(language_model: Any) -> None:
+    language_model.layers[0].mlp.down_proj.half()
+
+
+def with_other_angles(language_model: Any) -> None:
+    language_model.rotary_emb.rope_type = "yarn"
+
+
+CHANGES = [
+    with_a_bias,
+    with_shared_key_heads,
+    with_groups_of_experts,
+    with_another_activation,
+    with_a_layer_of_another_type,
+    with_other_angles,
+]
+
+
+@pytest.fixture
+def parts(golden_session: OCRSession) -> tuple[nn.Module, nn.Module]:
+    """A copy of the recorded language model, and its head."""
+    model = golden_session.model
+    language_model = interface_of(model).modules(model)["language_model"]
+    return copy.deepcopy(language_model), model.get_output_embeddings()
+
+
+@needs_triton
+def test_token_kernels_fit_one_row_of_the_families(parts: tuple[nn.Module, nn.Module]) -> None:
+    assert token_kernels_fit(*parts, batch=1)
+    assert not token_kernels_fit(*parts, batch=2)
+
+
+@needs_triton
+@pytest.mark.parametrize("change", CHANGES)
+def test_token_kernels_do_not_fit_other_layers(
+    change: Callable[[Any], None], parts: tuple[nn.Module, nn.Module]
+) -> None:
+    change(parts[0])
+    assert not token_kernels_fit(*parts, batch=1)
+
+
+@needs_triton
+def test_token_kernels_do_not_fit_another_model() -> None:
+    assert not token_kernels_fit(nn.Linear(4, 4), nn.Linear(4, 4, bias=False), batch=1)
+
+
+def test_token_kernels_do_not_fit_where_triton_is_missing(
+    parts: tuple[nn.Module, nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not token_kernels_fit(*parts, batch=1)
