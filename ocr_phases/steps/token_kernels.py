@@ -531,27 +531,37 @@ def score_words(
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Norm, then the logits of ``ROWS`` words, with the first of the best words among them and the
-    sum of the logits.
+    """Norm, then the logits of ``TURNS`` times ``ROWS`` words, with the first of the best words
+    among them and the sum of their logits.
     """
     part = tl.program_id(0)
-    words = part * ROWS + tl.arange(0, ROWS)[:, None]
-    chunks = load_rows(weight, words, WIDTH, CHUNK)
+    words = part * (TURNS * ROWS) + tl.arange(0, ROWS)[:, None]
+    turns = ()
+    for turn in tl.static_range(TURNS):
+        turns = turns + (load_rows(weight, words + turn * ROWS, WIDTH, CHUNK),)
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
     wait_for_others(EARLY)
 
     normed = norm(load_vector(hidden, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
-    scores = row_sums(products(chunks, normed)).to(logits.dtype.element_ty)
-    tl.store(logits + words, scores)
-    scores = scores.to(tl.float32)
-    best = tl.max(scores, axis=0, keep_dims=True)
-    word = tl.min(tl.where(scores == best, words, 2**31 - 1), axis=0, keep_dims=True)
+    best = tl.full([ROWS, 1], float("-inf"), tl.float32)
+    best_word = words
+    total = tl.zeros([ROWS, 1], tl.float32)
+    for turn in tl.static_range(TURNS):
+        scores = row_sums(products(turns[turn], normed)).to(logits.dtype.element_ty)
+        tl.store(logits + words + turn * ROWS, scores)
+        scores = scores.to(tl.float32)
+        best_word = tl.where(scores > best, words + turn * ROWS, best_word)
+        best = tl.maximum(best, scores)
+        total += scores
+    top = tl.max(best, axis=0, keep_dims=True)
+    word = tl.min(tl.where(best == top, best_word, 2**31 - 1), axis=0, keep_dims=True)
     one = tl.zeros([1, 1], tl.int32)
-    tl.store(best_logits + part + one, best)
+    tl.store(best_logits + part + one, top)
     tl.store(best_words + part + one, word)
-    tl.store(sums + part + one, tl.sum(scores, axis=0, keep_dims=True))
+    tl.store(sums + part + one, tl.sum(total, axis=0, keep_dims=True))
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +24,33 @@ TOKEN_KERNELS = "token_kernels"
 
 #: How many columns of a matrix a warp reads at once: 16 bytes of bfloat16 for each of its threads.
 _CHUNK = 256
-#: The rows that a program of each kernel makes of each matrix, at most, and its warps: a warp has a
-#: row, and in `add_attention`, whose rows are read in shorter chunks, two.
-_ROWS = {
-    "project": 8,
-    "add_attention": 8,
-    "gate": 8,
-    "gate_experts": 8,
-    "add_experts": 4,
-    "score_words": 8,
+
+
+class Size(NamedTuple):
+    """How much a program of a kernel makes: the most rows of each matrix, and its warps."""
+
+    rows: int
+    warps: int
+
+
+#: A warp has a row, and in `add_attention`, whose rows are read in shorter chunks, two. The rows of
+#: `attend` are entries of the cache; the first kernel and the last one have one program each.
+SIZES = {
+    "open_step": Size(1, 4),
+    "project": Size(8, 8),
+    "attend": Size(128, 8),
+    "add_attention": Size(8, 4),
+    "gate": Size(8, 8),
+    "gate_experts": Size(8, 8),
+    "add_experts": Size(4, 4),
+    "score_words": Size(8, 8),
+    "close_step": Size(1, 8),
 }
-_WARPS = {"add_attention": 4, "add_experts": 4}
-_MOST_WARPS = 8
-#: How many entries of the cache a program of attention reads at once, and into how many parts the
-#: entries are divided at most, as the next kernel reads the results of all parts.
-_ENTRIES = 128
-_MOST_PARTS = 16
+#: How many times a program of `score_words` makes its rows: the last kernel reads a result of each.
+_TURNS = 2
+#: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
+#: of all of them in each of its programs.
+MOST_PARTS = 16
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -88,6 +99,8 @@ def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: 
     rotary = getattr(language_model, "rotary_emb", None)
     if getattr(rotary, "rope_type", "") != "default":
         return False
+    if head.weight.shape[0] % _TURNS:
+        return False
     weights = [*language_model.parameters(), *head.parameters()]
     names = [name for name, _ in language_model.named_parameters()]
     has_bias = head.bias is not None or any(name.endswith("bias") for name in names)
@@ -97,29 +110,38 @@ def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: 
 
 def _layer_fits(layer: Any) -> bool:
     """Whether a layer is such as the kernels compute."""
-    attention: Any = getattr(layer, "self_attn", None)
-    projections = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
-    if not all(type(projection) is nn.Linear for projection in projections):
+    attention = getattr(layer, "self_attn", None)
+    if not _has_linear(attention, "q_proj", "k_proj", "v_proj", "o_proj"):
         return False
     size = getattr(attention, "head_dim", 0)
-    if attention.num_key_value_groups != 1 or size < 16 or size != power_of_two(1, size):
+    if size < 16 or size != power_of_two(1, size):
+        return False
+    if getattr(attention, "num_key_value_groups", 0) != 1:
         return False
     mlp = layer.mlp
     router = getattr(mlp, "gate", None)
     if router is None:
         return _mlp_fits(mlp)
-    greedy = getattr(router, "topk_method", "") == "greedy"
-    own_experts = getattr(mlp, "experts", None)
-    stacked = isinstance(getattr(own_experts, "gate_up_proj", None), Tensor)
-    silu = _is_silu(getattr(own_experts, "act_fn", None))
-    return greedy and stacked and silu and _mlp_fits(getattr(mlp, "shared_experts", None))
+    experts = getattr(mlp, "experts", None)
+    return (
+        getattr(router, "topk_method", "") == "greedy"
+        and isinstance(getattr(experts, "gate_up_proj", None), Tensor)
+        and _is_silu(getattr(experts, "act_fn", None))
+        and _mlp_fits(getattr(mlp, "shared_experts", None))
+    )
 
 
 def _mlp_fits(mlp: Any) -> bool:
     """Whether an MLP is a product gated by SiLU."""
-    projections = [getattr(mlp, f"{name}_proj", None) for name in ("gate", "up", "down")]
-    plain = all(type(projection) is nn.Linear for projection in projections)
-    return plain and _is_silu(mlp.act_fn)
+    return _has_linear(mlp, "gate_proj", "up_proj", "down_proj") and _is_silu(mlp.act_fn)
+
+
+def _has_linear(module: Any, *names: str) -> bool:
+    """Whether a module has such children, all of them plain linear layers."""
+    children: dict[str, nn.Module] = {}
+    if isinstance(module, nn.Module):
+        children.update(module.named_children())
+    return all(type(children.get(name)) is nn.Linear for name in names)
 
 
 def _is_silu(function: Any) -> bool:
@@ -168,7 +190,8 @@ class TokenStep:
         self._language_model = language_model
         self._head = head
         self._cache: Any = cache
-        self._state = state
+        #: What the step reads and moves on.
+        self.state = state
         self._early = early
 
         config = language_model.config
@@ -181,8 +204,8 @@ class TokenStep:
         self._slots = state.mask.shape[-1]
         self._words = weight.shape[0]
         self._eps: float = config.rms_norm_eps
-        self._score_rows = _equal_parts(self._words, _ROWS["score_words"])
-        parts = self._words // self._score_rows
+        self._score_rows = _equal_parts(self._words // _TURNS, SIZES["score_words"].rows)
+        parts = self._words // (_TURNS * self._score_rows)
 
         def buffer(*sizes: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
@@ -193,9 +216,9 @@ class TokenStep:
         self._cosines = buffer(self._size // 2)
         self._sines = buffer(self._size // 2)
         self._query = buffer(self._heads, self._size)
-        self._results = buffer(self._heads, _MOST_PARTS, self._size)
-        self._largest = buffer(self._heads, _MOST_PARTS, dtype=torch.float32)
-        self._totals = buffer(self._heads, _MOST_PARTS, dtype=torch.float32)
+        self._results = buffer(self._heads, MOST_PARTS, self._size)
+        self._largest = buffer(self._heads, MOST_PARTS, dtype=torch.float32)
+        self._totals = buffer(self._heads, MOST_PARTS, dtype=torch.float32)
         self._best_logits = buffer(parts, dtype=torch.float32)
         self._best_words = buffer(parts, dtype=torch.int32)
         self._part_sums = buffer(parts, dtype=torch.float32)
@@ -251,7 +274,7 @@ class TokenStep:
     def _start(self, name: str, grid: tuple[int, ...], *arguments: Any, **sizes: Any) -> None:
         """Start a kernel."""
         early = self._early and name != "open_step"  # the first one waits for the step before
-        options: dict[str, Any] = {"num_warps": _WARPS.get(name, _MOST_WARPS)}
+        options: dict[str, Any] = {"num_warps": SIZES[name].warps}
         if early:
             options["launch_pdl"] = True
         if name != "open_step":
@@ -259,7 +282,7 @@ class TokenStep:
         getattr(self._kernels, name)[grid](*arguments, **sizes, **options)
 
     def _open(self) -> None:
-        state = self._state
+        state = self.state
         self._start(
             "open_step",
             (1,),
@@ -279,9 +302,9 @@ class TokenStep:
 
     def _attend(self, layer: Any, entries: Any, read: int) -> None:
         """A layer's attention, from the hidden state to the one after it."""
-        state = self._state
+        state = self.state
         attention = layer.self_attn
-        pairs = _equal_parts(self._size // 2, _ROWS["project"])
+        pairs = _equal_parts(self._size // 2, SIZES["project"].rows)
         self._start(
             "project",
             (self._heads, self._size // 2 // pairs, 3),
@@ -303,8 +326,9 @@ class TokenStep:
             CHUNK=_CHUNK,
             ROWS=pairs,
         )
-        blocks = power_of_two(1, math.ceil(read / (_ENTRIES * _MOST_PARTS)))
-        parts = math.ceil(read / (_ENTRIES * blocks))
+        block = SIZES["attend"].rows
+        blocks = power_of_two(1, math.ceil(read / (block * MOST_PARTS)))
+        parts = math.ceil(read / (block * blocks))
         self._start(
             "attend",
             (self._heads, parts),
@@ -320,10 +344,10 @@ class TokenStep:
             attention.scaling,
             SLOTS=self._slots,
             SIZE=self._size,
-            BLOCK=_ENTRIES,
+            BLOCK=block,
             BLOCKS=blocks,
         )
-        rows = _equal_parts(self._width, _ROWS["add_attention"])
+        rows = _equal_parts(self._width, SIZES["add_attention"].rows)
         self._start(
             "add_attention",
             (self._width // rows,),
@@ -347,7 +371,7 @@ class TokenStep:
         always = mlp.shared_experts if is_sparse else mlp
         gated_count = always.gate_proj.weight.shape[0]
         experts = mlp.gate.weight.shape[0] if is_sparse else 0
-        rows = _equal_parts(math.gcd(gated_count, experts), _ROWS["gate"])
+        rows = _equal_parts(math.gcd(gated_count, experts), SIZES["gate"].rows)
         self._start(
             "gate",
             ((gated_count + experts) // rows,),
@@ -370,7 +394,7 @@ class TokenStep:
             chosen = mlp.gate.top_k
             expert_gated = mlp.experts.down_proj.shape[2]
             self._gate_experts(layer, experts, chosen, expert_gated)
-        rows = _equal_parts(self._width, _ROWS["add_experts"])
+        rows = _equal_parts(self._width, SIZES["add_experts"].rows)
         self._start(
             "add_experts",
             (self._width // rows,),
@@ -392,7 +416,7 @@ class TokenStep:
 
     def _gate_experts(self, layer: Any, experts: int, chosen: int, expert_gated: int) -> None:
         """The first half of the chosen experts."""
-        rows = _equal_parts(expert_gated, _ROWS["gate_experts"])
+        rows = _equal_parts(expert_gated, SIZES["gate_experts"].rows)
         self._start(
             "gate_experts",
             (expert_gated // rows, chosen),
@@ -417,7 +441,7 @@ class TokenStep:
         """The final norm, and the head."""
         self._start(
             "score_words",
-            (self._words // self._score_rows,),
+            (self._best_words.numel(),),
             self._hidden,
             self._language_model.norm.weight,
             self._head.weight,
@@ -429,12 +453,13 @@ class TokenStep:
             WIDTH=self._width,
             CHUNK=_CHUNK,
             ROWS=self._score_rows,
+            TURNS=_TURNS,
         )
 
     def _close(self) -> None:
         """The choice of the next token."""
-        state = self._state
-        parts = self._words // self._score_rows
+        state = self.state
+        parts = self._best_words.numel()
         self._start(
             "close_step",
             (1,),
