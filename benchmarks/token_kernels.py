@@ -87,9 +87,8 @@ class Replays:
             seen: list[Tensor] = []
             for _ in range(steps):
                 seen.append(replay().clone())
-            digests.add(
-                hashlib.sha256(torch.stack(seen).cpu().view(torch.uint8).numpy()).hexdigest()
-            )
+            logits = torch.stack(seen).cpu().view(torch.uint8).numpy().tobytes()
+            digests.add(hashlib.sha256(logits).hexdigest())
         return digests
 
 
