@@ -83,6 +83,26 @@ def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession
     assert_same(mine, expected)
 
 
+@needs_triton
+def test_a_nan_leaves_tokens_and_experts_among_those_there_are(
+    session_of: Callable[[str], OCRSession],
+) -> None:
+    # An expert behind the last one would be read at an address of nobody, which ends a process.
+    model = session_of("deepseek-ocr").model
+    inputs = recorded_inputs("deepseek-ocr", "base")
+    step = step_with_token_kernels(model, inputs, 3)
+    state = prefill(model, inputs, step=step)
+    for layer in step.cache.layers:
+        layer.values.fill_(torch.nan)
+
+    decode(model, state, 3, step=step)
+
+    words = model.get_output_embeddings().weight.shape[0]
+    assert state.logits.isnan().all()
+    assert step.sums.isnan().all()
+    assert all(0 <= token < words for token in state.ids[0])
+
+
 # -- which models they are for ---------------------------------------------------------------------
 
 

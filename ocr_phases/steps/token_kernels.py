@@ -25,6 +25,9 @@ import triton.language as tl
 
 #: Less than any score, and finite: the difference of two of them is 0.
 LOWEST = tl.constexpr(-1e30)
+#: The least and the largest of int32: less than what is compared, and the place of what is nowhere.
+LEAST = tl.constexpr(-(2**31))
+NOWHERE = tl.constexpr(2**31 - 1)
 
 
 # -- what the kernels are made of ------------------------------------------------------------------
@@ -423,18 +426,40 @@ def gate(
 
 
 @triton.jit
-def expert_of_rank(router_logits, rank, EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr):
-    """The expert of this rank, from 0, and its probability. Of equal ones the first is before."""
-    row = tl.arange(0, EXPERTS_BLOCK)[:, None]
-    column = tl.arange(0, EXPERTS_BLOCK)[None, :]
-    logits = tl.load(router_logits + row, mask=row < EXPERTS, other=float("-inf"))
-    others = tl.load(router_logits + column, mask=column < EXPERTS, other=float("-inf"))
-    is_before = (others > logits) | ((others == logits) & (column < row))
-    ranks = tl.sum(is_before.to(tl.int32), axis=1, keep_dims=True)
-    expert = tl.sum(tl.sum(tl.where(ranks == rank, row, 0), axis=1), axis=0)
-    powers = tl.exp(others - tl.max(others, axis=1, keep_dims=True))
-    own_power = tl.where(column == expert, powers, 0.0)
-    return expert, tl.sum(tl.sum(own_power, axis=1) / tl.sum(powers, axis=1), axis=0)
+def first_largest(numbers, columns, AXIS: tl.constexpr):
+    """The least of the ``columns`` with the largest number along an axis, which is kept."""
+    is_largest = numbers == tl.max(numbers, axis=AXIS, keep_dims=True)
+    return tl.min(tl.where(is_largest, columns, NOWHERE), axis=AXIS, keep_dims=True)
+
+
+@triton.jit
+def expert_of_rank(
+    router_logits,
+    rank,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+):
+    """The expert of this rank, from 0, the same in each row of [ROWS, 1], and its probability. Of
+    equal ones the first is before.
+
+    Logits are compared as whole numbers that are in the same order. These put a NaN somewhere too,
+    so an expert is always one of those that there are, and a warp finds the largest of them by one
+    instruction.
+    """
+    columns = tl.arange(0, EXPERTS_BLOCK)[None, :] + tl.zeros([ROWS, 1], tl.int32)
+    inside = columns < EXPERTS
+    logits = tl.load(router_logits + columns, mask=inside, other=float("-inf"))
+    bits = logits.to(tl.int32, bitcast=True)
+    left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    left = tl.where(inside, left, LEAST)
+    while rank > 0:
+        left = tl.where(columns == first_largest(left, columns, 1), LEAST, left)
+        rank -= 1
+    expert = first_largest(left, columns, 1)
+    powers = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
+    own_power = tl.where(columns == expert, powers, 0.0)
+    return expert, row_sums(own_power) / row_sums(powers)
 
 
 @triton.jit
@@ -468,16 +493,17 @@ def gate_experts(
 
     # What is read after a barrier waits for it, and the ranking has some.
     attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
-    expert, probability = expert_of_rank(router_logits, rank, EXPERTS, EXPERTS_BLOCK)
+    expert, probability = expert_of_rank(router_logits, rank, ROWS, EXPERTS, EXPERTS_BLOCK)
     own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
     gates = load_rows(own_weight, rows, WIDTH, CHUNK)
     ups = load_rows(own_weight + GATED * WIDTH, rows, WIDTH, CHUNK)
     normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
     result = gated(gates, ups, normed, gated_values.dtype.element_ty)
     tl.store(gated_values + rank * GATED + rows, result)
-    if tl.program_id(0) == 0:
-        tl.store(chosen + rank, expert)
-        tl.store(chosen_weights + rank, probability * scaling)
+    is_first = rows == 0
+    same = tl.zeros([ROWS, 1], tl.int32)
+    tl.store(chosen + rank + same, expert, mask=is_first)
+    tl.store(chosen_weights + rank + same, probability * scaling, mask=is_first)
 
 
 @triton.jit
@@ -553,11 +579,13 @@ def score_words(
         scores = row_sums(products(turns[turn], normed)).to(logits.dtype.element_ty)
         tl.store(logits + words + turn * ROWS, scores)
         scores = scores.to(tl.float32)
-        best_word = tl.where(scores > best, words + turn * ROWS, best_word)
-        best = tl.maximum(best, scores)
+        # A NaN is not better, so the best word is always one of those that there are.
+        is_better = scores > best
+        best_word = tl.where(is_better, words + turn * ROWS, best_word)
+        best = tl.where(is_better, scores, best)
         total += scores
     top = tl.max(best, axis=0, keep_dims=True)
-    word = tl.min(tl.where(best == top, best_word, 2**31 - 1), axis=0, keep_dims=True)
+    word = tl.min(tl.where(best == top, best_word, NOWHERE), axis=0, keep_dims=True)
     one = tl.zeros([1, 1], tl.int32)
     tl.store(best_logits + part + one, top)
     tl.store(best_words + part + one, word)
@@ -588,9 +616,9 @@ def close_step(
     parts = tl.arange(0, PARTS_BLOCK)
     inside = parts < PARTS
     scores = tl.load(best_logits + parts, mask=inside, other=float("-inf"))
-    words = tl.load(best_words + parts, mask=inside, other=2**31 - 1)
+    words = tl.load(best_words + parts, mask=inside, other=NOWHERE)
     best = tl.max(scores, axis=0)
-    word = tl.min(tl.where(scores == best, words, 2**31 - 1), axis=0)
+    word = tl.min(tl.where(scores == best, words, NOWHERE), axis=0)
     total = tl.load(all_sums) + tl.sum(tl.load(sums + parts, mask=inside, other=0.0), axis=0)
     next_position = tl.load(position) + 1
     next_count = tl.load(count) + 1
