@@ -9,6 +9,7 @@ import copy
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -103,6 +104,26 @@ def test_a_nan_leaves_tokens_and_experts_among_those_there_are(
     assert all(0 <= token < words for token in state.ids[0])
 
 
+@needs_triton
+def test_attention_to_large_values_stays_within_float16(
+    session_of: Callable[[str], OCRSession],
+) -> None:
+    # The mean of the values is one that float16 has, their sum is not.
+    model = copy.deepcopy(session_of("deepseek-ocr").model).half()
+    inputs = recorded_inputs("deepseek-ocr", "base")
+    assert inputs.pixel_values is not None
+    inputs = replace(inputs, pixel_values=inputs.pixel_values.half())
+    step = step_with_token_kernels(model, inputs, 2)
+    state = prefill(model, inputs, step=step)
+    for layer in step.cache.layers:
+        layer.keys.zero_()
+        layer.values.fill_(2 * 65504 / state.length)
+
+    decode(model, state, 2, step=step)
+
+    assert torch.isfinite(step.sums).all()
+
+
 # -- which models they are for ---------------------------------------------------------------------
 
 
@@ -127,6 +148,11 @@ def with_a_layer_of_another_type(language_model: Any) -> None:
     language_model.layers[0].mlp.down_proj.half()
 
 
+def with_a_matrix_column_by_column(language_model: Any) -> None:
+    weight = language_model.layers[0].mlp.down_proj.weight
+    weight.data = weight.data.T.contiguous().T
+
+
 def with_other_angles(language_model: Any) -> None:
     language_model.rotary_emb.rope_type = "yarn"
 
@@ -137,6 +163,7 @@ CHANGES = [
     with_groups_of_experts,
     with_another_activation,
     with_a_layer_of_another_type,
+    with_a_matrix_column_by_column,
     with_other_angles,
 ]
 

@@ -261,17 +261,18 @@ def attend(
 ):
     """One head's attention to a part of the first ``read`` entries: ``BLOCKS`` of ``BLOCK``.
 
-    Kept are the sum of the values with their weights, the sum of the weights, and the largest
+    Kept are the mean of the values with their weights, the sum of the weights, and the largest
     score, from which the weights are taken. `add_attention` puts the parts together. The grid is
-    (heads, parts).
+    (heads, parts). It is the mean, as the sum of many values can be more than float16 holds.
 
     The first block is read before the wait. The newest entry is not yet there then, nor is it seen
     by the mask, so it is read again.
     """
     head = tl.program_id(0)
     part = tl.program_id(1)
-    keys += head * SLOTS * SIZE
-    values += head * SLOTS * SIZE
+    first = head.to(tl.int64) * (SLOTS * SIZE)
+    keys += first
+    values += first
     columns = tl.arange(0, SIZE)[None, :]
     own = tl.load(slot)
     entries = part * (BLOCK * BLOCKS) + tl.arange(0, BLOCK)
@@ -281,8 +282,9 @@ def attend(
     wait_for_others(EARLY)
 
     asked = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
-    own_key = tl.load(keys + own * SIZE + columns)
-    own_value = tl.load(values + own * SIZE + columns)
+    # Not from the multiprocessor's own cache: an older copy may be there, read before the wait.
+    own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg")
+    own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg")
     # One softmax for each row of the blocks, so that warps add up only once, at the end.
     highest = tl.full([BLOCK, 1], LOWEST, tl.float32)
     total = tl.zeros([BLOCK, 1], tl.float32)
@@ -319,11 +321,13 @@ def attend(
 
     top = tl.max(highest, axis=0, keep_dims=True)
     share = tl.exp(highest - top)
+    part_total = tl.sum(total * share, axis=0, keep_dims=True)
+    # The entry with the largest score weighs 1, so only a part that sees nothing has less.
+    mean = tl.sum(result * share, axis=0, keep_dims=True) / tl.maximum(part_total, 1.0)
     place = head * tl.num_programs(1) + part
-    result = tl.sum(result * share, axis=0, keep_dims=True)
-    tl.store(results + place * SIZE + columns, result.to(results.dtype.element_ty))
+    tl.store(results + place * SIZE + columns, mean.to(results.dtype.element_ty))
     one = tl.zeros([1, 1], tl.int32)
-    tl.store(totals + place + one, tl.sum(total * share, axis=0, keep_dims=True))
+    tl.store(totals + place + one, part_total)
     tl.store(largest + place + one, top)
 
 
@@ -339,7 +343,8 @@ def shares_of_parts(largest, totals, PARTS: tl.constexpr, PARTS_BLOCK: tl.conste
     part_totals = tl.load(totals + parts, mask=inside, other=0.0)[None, :]
     own_top = tl.load(largest + parts, mask=inside, other=LOWEST)[:, None]
     top = tl.max(tops, axis=1, keep_dims=True)
-    return tl.exp(own_top - top) / row_sums(part_totals * tl.exp(tops - top))
+    own_total = tl.load(totals + parts, mask=inside, other=0.0)[:, None]
+    return own_total * tl.exp(own_top - top) / row_sums(part_totals * tl.exp(tops - top))
 
 
 @triton.jit

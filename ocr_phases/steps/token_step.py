@@ -86,8 +86,8 @@ class TokenState:
 def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: int) -> bool:
     """Whether the kernels can make the step of ``batch`` rows of this model.
 
-    They need Triton, one row, plain weights of one type without biases, and layers like those of
-    DeepSeek-OCR's language model.
+    They need Triton, one row, plain weights of one type, row by row in memory and without biases,
+    and layers like those of DeepSeek-OCR's language model.
     """
     if batch != 1 or importlib.util.find_spec("triton") is None:
         return False
@@ -105,6 +105,8 @@ def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: 
     names = [name for name, _ in language_model.named_parameters()]
     has_bias = head.bias is not None or any(name.endswith("bias") for name in names)
     types = {weight.dtype for weight in weights}
+    if not all(weight.is_contiguous() for weight in weights):
+        return False
     return not has_bias and len(types) == 1 and types <= set(_DTYPES)
 
 
