@@ -14,8 +14,9 @@ warps are not in step, so a late one would read what an early one has written.
 
 Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program has warps: each warp
 has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
-values from one warp to another. For that reason each warp reads a whole vector too: a vector is
-chunks of equal rows. Sums are float32, and results are rounded where the class rounds them.
+values from one warp to another: both have barriers, and what is read behind a barrier in the source
+is read once all warps are there. So a kernel reads everything first, and each warp reads a whole
+vector for itself: a vector is chunks of equal rows. Sums are float32, and results are rounded where the class rounds them.
 """
 
 from __future__ import annotations
@@ -137,14 +138,17 @@ def open_step(
     ``position`` is the newest entry's, and this step's is the next one. ``HALF`` is half a head's
     width: as many angles has a position, and the class rounds their cosines and sines.
     """
+    row = tl.load(token) * WIDTH
+    own = tl.load(slot)
+    new_position = tl.load(position) + 1
+    pairs = tl.arange(0, HALF)
+    angles = new_position.to(tl.float32) * tl.load(frequencies + pairs)
     columns = tl.arange(0, WIDTH_BLOCK)
     inside = columns < WIDTH
-    row = tl.load(token) * WIDTH
-    tl.store(hidden + columns, tl.load(embeddings + row + columns, mask=inside), mask=inside)
-    tl.store(mask + tl.load(slot), 0.0)
+    embedding = tl.load(embeddings + row + columns, mask=inside)
 
-    pairs = tl.arange(0, HALF)
-    angles = (tl.load(position) + 1).to(tl.float32) * tl.load(frequencies + pairs)
+    tl.store(hidden + columns, embedding, mask=inside)
+    tl.store(mask + own, 0.0)
     tl.store(cosines + pairs, tl.cos(angles).to(cosines.dtype.element_ty))
     tl.store(sines + pairs, tl.sin(angles).to(sines.dtype.element_ty))
 
@@ -192,7 +196,10 @@ def project(
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = query.dtype.element_ty
-    normed = norm(load_vector(hidden, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+    hidden_chunks = load_vector(hidden, ROWS, WIDTH, CHUNK)
+    cosine = tl.load(cosines + pairs).to(tl.float32)
+    sine = tl.load(sines + pairs).to(tl.float32)
+    normed = norm(hidden_chunks, norm_chunks, eps, WIDTH)
     first = row_sums(products(first_rows, normed)).to(dtype)
     second = row_sums(products(second_rows, normed)).to(dtype)
     entry = (head * SLOTS + own) * (2 * HALF)
@@ -200,8 +207,6 @@ def project(
         tl.store(values + entry + pairs, first)
         tl.store(values + entry + HALF + pairs, second)
     else:
-        cosine = tl.load(cosines + pairs).to(tl.float32)
-        sine = tl.load(sines + pairs).to(tl.float32)
         turned_first = (first * cosine - second * sine).to(dtype)
         turned_second = (second * cosine + first * sine).to(dtype)
         place = query + rows
@@ -538,15 +543,17 @@ def add_experts(
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = hidden.dtype.element_ty
+    before = tl.load(attended + rows)
+    shared_values = load_vector(gated_values, ROWS, GATED, CHUNK)
     of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
     for number in tl.static_range(CHOSEN):
         first = tl.load(chosen + number).to(tl.int64) * (WIDTH * EXPERT_GATED)
         expert_chunks = load_rows(expert_weight + first, rows, EXPERT_GATED, CHUNK)
         values = load_vector(expert_values + number * EXPERT_GATED, ROWS, EXPERT_GATED, CHUNK)
         of_experts += products(expert_chunks, values) * tl.load(chosen_weights + number)
-    of_shared = row_sums(products(chunks, load_vector(gated_values, ROWS, GATED, CHUNK)))
+    of_shared = row_sums(products(chunks, shared_values))
     added = row_sums(of_experts).to(dtype) + of_shared.to(dtype)
-    tl.store(hidden + rows, tl.load(attended + rows) + added)
+    tl.store(hidden + rows, before + added)
 
 
 @triton.jit
@@ -622,15 +629,17 @@ def close_step(
     inside = parts < PARTS
     scores = tl.load(best_logits + parts, mask=inside, other=float("-inf"))
     words = tl.load(best_words + parts, mask=inside, other=NOWHERE)
-    best = tl.max(scores, axis=0)
-    word = tl.min(tl.where(scores == best, words, NOWHERE), axis=0)
-    total = tl.load(all_sums) + tl.sum(tl.load(sums + parts, mask=inside, other=0.0), axis=0)
+    part_sums = tl.load(sums + parts, mask=inside, other=0.0)
+    before = tl.load(all_sums)
     next_position = tl.load(position) + 1
     next_count = tl.load(count) + 1
     next_slot = tl.load(slot) + 1
     if WINDOWED:
         is_full = next_slot == tl.load(window_slots + 1)
         next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
+    best = tl.max(scores, axis=0)
+    word = tl.min(tl.where(scores == best, words, NOWHERE), axis=0)
+    total = before + tl.sum(part_sums, axis=0)
     # All of its warps have read what is written now.
     tl.debug_barrier()
     tl.store(token, word.to(tl.int64))
