@@ -16,7 +16,8 @@ Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program h
 has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
 values from one warp to another: both have barriers, and what is read behind a barrier in the source
 is read once all warps are there. So a kernel reads everything first, and each warp reads a whole
-vector for itself: a vector is chunks of equal rows. Sums are float32, and results are rounded where the class rounds them.
+vector for itself: a vector is chunks of equal rows. Sums are float32, and results are rounded where
+the class rounds them.
 """
 
 from __future__ import annotations
@@ -35,14 +36,23 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """Let the kernel behind this one start, once all programs of this one are here.
+
+    It stands first in a kernel: the compiler would put the use of what was read before it in front
+    of it, and the next kernel would wait for that, too.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def wait_for_others(EARLY: tl.constexpr):
-    """Let the next kernel start, then wait until the kernel before has ended and all it wrote can
-    be read.
+    """Wait until the kernel before has ended and all it wrote can be read.
 
     Without ``EARLY`` a kernel starts once the one before has ended, so there is nothing to do.
     """
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 
@@ -180,6 +190,7 @@ def project(
     program makes ``ROWS`` rows of a head's first half and those of the second half that turn with
     them. The grid is (heads, parts of a half, 3).
     """
+    let_next_start(EARLY)
     head = tl.program_id(0)
     pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     kind = tl.program_id(2)
@@ -273,6 +284,7 @@ def attend(
     The first block is read before the wait. The newest entry is not yet there then, nor is it seen
     by the mask, so it is read again.
     """
+    let_next_start(EARLY)
     head = tl.program_id(0)
     part = tl.program_id(1)
     first = head.to(tl.int64) * (SLOTS * SIZE)
@@ -371,6 +383,7 @@ def add_attention(
 
     Every program puts the parts of all heads together for itself.
     """
+    let_next_start(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     chunks = load_rows(weight, rows, HEADS * SIZE, SIZE)
     wait_for_others(EARLY)
@@ -419,6 +432,7 @@ def gate(
     The programs behind the first ``GATED`` rows compute the router's logits; a dense layer has none
     of them.
     """
+    let_next_start(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
     if tl.program_id(0) * ROWS < GATED:
@@ -496,6 +510,7 @@ def gate_experts(
     ``weight`` [EXPERTS, 2 GATED, WIDTH] has an expert's gate, then its other rows. Which expert it
     is nobody knows before the wait. The grid is (parts of an expert, chosen experts).
     """
+    let_next_start(EARLY)
     rank = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
@@ -538,6 +553,7 @@ def add_experts(
 
     A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
     """
+    let_next_start(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     chunks = load_rows(weight, rows, GATED, CHUNK)
     wait_for_others(EARLY)
@@ -575,6 +591,7 @@ def score_words(
     """Norm, then the logits of ``TURNS`` times ``ROWS`` words, with the first of the best words
     among them and the sum of their logits.
     """
+    let_next_start(EARLY)
     part = tl.program_id(0)
     words = part * (TURNS * ROWS) + tl.arange(0, ROWS)[:, None]
     turns = ()
