@@ -21,6 +21,7 @@ from torch import nn
 from ocr_phases import OCRSession, decode, prefill
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import interface_of
+from ocr_phases.steps import token_step
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.token_step import token_kernels_fit
 
@@ -82,6 +83,18 @@ def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession
         mine = decode(model, prefill(model, inputs, step=step), 7, step=step)
 
     assert_same(mine, expected)
+
+
+@needs_triton
+def test_token_kernels_read_many_entries_in_turns(session_of: Callable[[str], OCRSession]) -> None:
+    model = session_of("deepseek-ocr").model
+    inputs = recorded_inputs("deepseek-ocr", "base")
+
+    with patch.multiple(token_step, MOST_PARTS=2, MOST_LONG_PARTS=2):
+        step = step_with_token_kernels(model, inputs, 2)
+        mine = decode(model, prefill(model, inputs, step=step), 2, step=step)
+
+    assert_same(mine, decode(model, prefill(model, inputs), 2))
 
 
 @needs_triton

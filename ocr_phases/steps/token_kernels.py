@@ -264,9 +264,8 @@ def attend(
     values,
     mask,
     slot,
-    results,
-    largest,
-    totals,
+    means,
+    log_totals,
     read,
     scaling,
     SLOTS: tl.constexpr,
@@ -277,9 +276,9 @@ def attend(
 ):
     """One head's attention to a part of the first ``read`` entries: ``BLOCKS`` of ``BLOCK``.
 
-    Kept are the mean of the values with their weights, the sum of the weights, and the largest
-    score, from which the weights are taken. `add_attention` puts the parts together. The grid is
-    (heads, parts). It is the mean, as the sum of many values can be more than float16 holds.
+    Kept are the mean of the values with their weights, since the sum of many can be more than
+    float16 holds, and the logarithm of the sum of the weights. `add_attention` puts the parts
+    together. The grid is (heads, parts).
 
     The first block is read before the wait. The newest entry is not yet there then, nor is it seen
     by the mask, so it is read again.
@@ -342,72 +341,73 @@ def attend(
     # The entry with the largest score weighs 1, so only a part that sees nothing has less.
     mean = tl.sum(result * share, axis=0, keep_dims=True) / tl.maximum(part_total, 1.0)
     place = head * tl.num_programs(1) + part
-    tl.store(results + place * SIZE + columns, mean.to(results.dtype.element_ty))
+    tl.store(means + place * SIZE + columns, mean.to(means.dtype.element_ty))
     one = tl.zeros([1, 1], tl.int32)
-    tl.store(totals + place + one, part_total)
-    tl.store(largest + place + one, top)
+    tl.store(log_totals + place + one, top + tl.log(tl.maximum(part_total, 1.0)))
 
 
 @triton.jit
-def shares_of_parts(largest, totals, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr):
-    """How much each part that `attend` kept of one head counts, [PARTS_BLOCK, 1].
+def attention_of_parts(means, log_totals, heads, is_head, SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """The attention of some heads, float32 [heads, SIZE], of the parts that `attend` kept.
 
-    The values of a part have their own warps, so each adds up the weights of all parts for itself.
+    ``heads`` are int [heads, 1]. A thread has some columns of a head, and of all of its parts: so
+    none of the sums needs another thread.
     """
-    parts = tl.arange(0, PARTS_BLOCK)
-    inside = parts < PARTS
-    tops = tl.load(largest + parts, mask=inside, other=LOWEST)[None, :]
-    part_totals = tl.load(totals + parts, mask=inside, other=0.0)[None, :]
-    own_top = tl.load(largest + parts, mask=inside, other=LOWEST)[:, None]
-    top = tl.max(tops, axis=1, keep_dims=True)
-    own_total = tl.load(totals + parts, mask=inside, other=0.0)[:, None]
-    return own_total * tl.exp(own_top - top) / row_sums(part_totals * tl.exp(tops - top))
+    columns = tl.arange(0, SIZE)[None, :]
+    part_means = ()
+    logs = ()
+    for part in tl.static_range(PARTS):
+        places = heads * PARTS + part
+        mean = tl.load(means + places * SIZE + columns, mask=is_head, other=0.0)
+        part_means = part_means + (mean,)
+        logs = logs + (tl.load(log_totals + places, mask=is_head, other=0.0),)
+    top = logs[0]
+    for part in tl.static_range(1, PARTS):
+        top = tl.maximum(top, logs[part])
+    total = tl.exp(logs[0] - top)
+    attention = total * part_means[0].to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        weight = tl.exp(logs[part] - top)
+        total += weight
+        attention += weight * part_means[part].to(tl.float32)
+    return attention / total
 
 
 @triton.jit
 def add_attention(
     hidden,
-    results,
-    largest,
-    totals,
+    means,
+    log_totals,
     weight,
     attended,
     HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """``attended`` = ``hidden`` + the attention's product with its last matrix, for ``ROWS`` rows.
 
-    Every program puts the parts of all heads together for itself.
+    Every program puts the parts of all heads together for itself. Here each warp has some of the
+    heads, in all of the rows.
     """
     let_next_start(EARLY)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    chunks = load_rows(weight, rows, HEADS * SIZE, SIZE)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    heads = tl.arange(0, HEADS_BLOCK)[:, None]
+    is_head = heads < HEADS
+    columns = heads * SIZE + tl.arange(0, SIZE)[None, :]
+    places = rows[:, None, None] * (HEADS * SIZE) + columns[None, :, :]
+    weights = tl.load(weight + places, mask=is_head[None, :, :], other=0.0)
     wait_for_others(EARLY)
 
-    # Everything is read first: what is read after a barrier waits for it, and the sums have some.
-    parts = tl.arange(0, PARTS_BLOCK)[:, None]
-    columns = tl.arange(0, SIZE)[None, :]
-    part_results = ()
-    shares = ()
-    for head in tl.static_range(HEADS):
-        places = (head * PARTS + parts) * SIZE + columns
-        loaded = tl.load(results + places, mask=parts < PARTS, other=0.0)
-        part_results = part_results + (loaded,)
-        first = head * PARTS
-        share = shares_of_parts(largest + first, totals + first, PARTS, PARTS_BLOCK)
-        shares = shares + (share,)
-
     dtype: tl.constexpr = attended.dtype.element_ty
-    attention = ()
-    for head in tl.static_range(HEADS):
-        weighted = part_results[head].to(tl.float32) * shares[head]
-        attention = attention + (tl.sum(weighted, axis=0, keep_dims=True).to(dtype),)
-    added = row_sums(products(chunks, attention)).to(dtype)
-    tl.store(attended + rows, tl.load(hidden + rows) + added)
+    before = tl.load(hidden + rows)
+    attention = attention_of_parts(means, log_totals, heads, is_head, SIZE, PARTS)
+    rounded = attention.to(dtype).to(tl.float32)
+    of_columns = weights.to(tl.float32) * rounded[None, :, :]
+    added = tl.sum(tl.sum(of_columns, axis=2), axis=1)
+    tl.store(attended + rows, before + added.to(dtype))
 
 
 @triton.jit

@@ -33,13 +33,13 @@ class Size(NamedTuple):
     warps: int
 
 
-#: A warp has a row, and in `add_attention`, whose rows are read in shorter chunks, two. The rows of
-#: `attend` are entries of the cache; the first kernel and the last one have one program each.
+#: A warp has a row, but in `add_attention` some heads of all rows. The rows of `attend` are entries
+#: of the cache; the first kernel and the last one have one program each.
 SIZES = {
     "open_step": Size(1, 4),
     "project": Size(8, 8),
     "attend": Size(128, 8),
-    "add_attention": Size(8, 4),
+    "add_attention": Size(8, 8),
     "gate": Size(8, 8),
     "gate_experts": Size(8, 8),
     "add_experts": Size(4, 4),
@@ -51,6 +51,9 @@ _TURNS = 2
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
 MOST_PARTS = 16
+#: And where a program of `attend` reads several blocks in turn. It then needs a multiprocessor for
+#: itself: a part of each of 10 heads for the 132 of an H200, as others would have to wait.
+MOST_LONG_PARTS = 13
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -218,9 +221,8 @@ class TokenStep:
         self._cosines = buffer(self._size // 2)
         self._sines = buffer(self._size // 2)
         self._query = buffer(self._heads, self._size)
-        self._results = buffer(self._heads, MOST_PARTS, self._size)
-        self._largest = buffer(self._heads, MOST_PARTS, dtype=torch.float32)
-        self._totals = buffer(self._heads, MOST_PARTS, dtype=torch.float32)
+        self._means = buffer(self._heads, MOST_PARTS, self._size)
+        self._log_totals = buffer(self._heads, MOST_PARTS, dtype=torch.float32)
         self._best_logits = buffer(parts, dtype=torch.float32)
         self._best_words = buffer(parts, dtype=torch.int32)
         self._part_sums = buffer(parts, dtype=torch.float32)
@@ -329,8 +331,11 @@ class TokenStep:
             ROWS=pairs,
         )
         block = SIZES["attend"].rows
-        blocks = power_of_two(1, math.ceil(read / (block * MOST_PARTS)))
-        parts = math.ceil(read / (block * blocks))
+        all_blocks = math.ceil(read / block)
+        blocks = 1
+        if all_blocks > MOST_PARTS:
+            blocks = math.ceil(all_blocks / MOST_LONG_PARTS)
+        parts = math.ceil(all_blocks / blocks)
         self._start(
             "attend",
             (self._heads, parts),
@@ -339,9 +344,8 @@ class TokenStep:
             entries.values,
             state.mask,
             state.slot,
-            self._results,
-            self._largest,
-            self._totals,
+            self._means,
+            self._log_totals,
             read,
             attention.scaling,
             SLOTS=self._slots,
@@ -354,15 +358,14 @@ class TokenStep:
             "add_attention",
             (self._width // rows,),
             self._hidden,
-            self._results,
-            self._largest,
-            self._totals,
+            self._means,
+            self._log_totals,
             attention.o_proj.weight,
             self._attended,
             HEADS=self._heads,
+            HEADS_BLOCK=power_of_two(1, self._heads),
             SIZE=self._size,
             PARTS=parts,
-            PARTS_BLOCK=power_of_two(1, parts),
             ROWS=rows,
         )
 
