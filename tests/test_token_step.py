@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,16 +32,23 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def interpreted() -> Iterator[None]:
-    """Triton interprets kernels, which it must know when they are imported."""
+    """Triton interprets kernels, which it must know when it is imported.
+
+    It then interprets them for the rest of the process, where ``test_cuda.py`` has to compile them.
+    """
+    if torch.cuda.is_available():
+        pytest.skip("test_cuda.py runs these kernels")
+    if "triton" in sys.modules:
+        pytest.skip("Triton was imported before, to compile")
     with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         yield
 
 
 @pytest.fixture
-def session_of(request: pytest.FixtureRequest) -> Callable[[str], OCRSession]:
-    """A function that gives the session of a recorded family."""
+def session_of(request: pytest.FixtureRequest, interpreted: None) -> Callable[[str], OCRSession]:
+    """A function that gives the session of a recorded family. Kernels are interpreted."""
 
     def session(family: str) -> OCRSession:
         return request.getfixturevalue(RECORDINGS[family].session)

@@ -22,8 +22,8 @@ from ocr_phases.steps.capacity import power_of_two
 #: What a record calls these kernels, of attention and of experts.
 TOKEN_KERNELS = "token_kernels"
 
-#: How many columns of a matrix a warp reads at once: 16 bytes of bfloat16 for each of its threads.
-_CHUNK = 256
+#: How much of a matrix's row a warp reads at once: 16 bytes for each of its threads.
+_CHUNK_BYTES = 512
 
 
 class Size(NamedTuple):
@@ -208,6 +208,7 @@ class TokenStep:
         self._heads = attention.q_proj.weight.shape[0] // self._size
         self._slots = state.mask.shape[-1]
         self._words = weight.shape[0]
+        self._chunk = _CHUNK_BYTES // weight.element_size()
         self._eps: float = config.rms_norm_eps
         self._score_rows = _equal_parts(self._words // _TURNS, SIZES["score_words"].rows)
         parts = self._words // (_TURNS * self._score_rows)
@@ -327,7 +328,7 @@ class TokenStep:
             SLOTS=self._slots,
             WIDTH=self._width,
             HALF=self._size // 2,
-            CHUNK=_CHUNK,
+            CHUNK=self._chunk,
             ROWS=pairs,
         )
         block = SIZES["attend"].rows
@@ -390,7 +391,7 @@ class TokenStep:
             self._eps,
             GATED=gated_count,
             WIDTH=self._width,
-            CHUNK=_CHUNK,
+            CHUNK=self._chunk,
             ROWS=rows,
         )
         chosen = 0
@@ -415,7 +416,7 @@ class TokenStep:
             EXPERT_GATED=expert_gated,
             CHOSEN=chosen,
             WIDTH=self._width,
-            CHUNK=_CHUNK,
+            CHUNK=self._chunk,
             ROWS=rows,
         )
 
@@ -438,7 +439,7 @@ class TokenStep:
             EXPERTS_BLOCK=power_of_two(1, experts),
             GATED=expert_gated,
             WIDTH=self._width,
-            CHUNK=_CHUNK,
+            CHUNK=self._chunk,
             ROWS=rows,
         )
 
@@ -456,7 +457,7 @@ class TokenStep:
             self._part_sums,
             self._eps,
             WIDTH=self._width,
-            CHUNK=_CHUNK,
+            CHUNK=self._chunk,
             ROWS=self._score_rows,
             TURNS=_TURNS,
         )
