@@ -23,7 +23,7 @@ from ocr_phases.steps.token_step import SIZES, Size
 
 PROMPT_LEN = 300
 ENTRIES = 8192
-#: Rows and warps that are tried; a warp has at least one row.
+#: Rows and warps that are tried.
 ROWS = {
     "project": (4, 8, 16),
     "attend": (64, 128, 256),
@@ -35,6 +35,8 @@ ROWS = {
     "close_step": (1,),
 }
 WARPS = (2, 4, 8, 16)
+#: Of the others each warp has at least one row.
+WARPS_WITHOUT_ROWS = ("attend", "add_attention", "close_step")
 
 
 @dataclass
@@ -97,7 +99,7 @@ def candidates(name: str) -> Iterator[Size]:
     for rows in ROWS[name]:
         for warps in WARPS:
             size = Size(rows, warps)
-            if size != SIZES[name] and (name in ("attend", "close_step") or warps <= rows):
+            if size != SIZES[name] and (warps <= rows or name in WARPS_WITHOUT_ROWS):
                 yield size
 
 

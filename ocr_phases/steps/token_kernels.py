@@ -16,8 +16,13 @@ Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program h
 has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
 values from one warp to another: both have barriers, and what is read behind a barrier in the source
 is read once all warps are there. So a kernel reads everything first, and each warp reads a whole
-vector for itself: a vector is chunks of equal rows. Sums are float32, and results are rounded where
-the class rounds them.
+vector for itself: a vector is chunks of equal rows.
+
+Sums are float32. They are rounded where the class rounds them, but for two that it rounds in
+between as well: the turned queries and keys, and the sum over the experts.
+
+Names in capitals are known when a kernel is compiled. Triton has ranges and tiles of powers of two
+only: ``X_BLOCK`` is the next one from ``X`` on, and what is behind ``X`` is masked.
 """
 
 from __future__ import annotations
@@ -100,6 +105,12 @@ def products(rows, vector):
 def row_sums(values):
     """The sum of each row of [R, CHUNK], [R, 1]."""
     return tl.sum(values, axis=1, keep_dims=True)
+
+
+@triton.jit
+def store_one(pointer, number):
+    """Store a [1, 1], which Triton stores at a [1, 1] of pointers only."""
+    tl.store(pointer + tl.zeros([1, 1], tl.int32), number)
 
 
 @triton.jit
@@ -342,8 +353,7 @@ def attend(
     mean = tl.sum(result * share, axis=0, keep_dims=True) / tl.maximum(part_total, 1.0)
     place = head * tl.num_programs(1) + part
     tl.store(means + place * SIZE + columns, mean.to(means.dtype.element_ty))
-    one = tl.zeros([1, 1], tl.int32)
-    tl.store(log_totals + place + one, top + tl.log(tl.maximum(part_total, 1.0)))
+    store_one(log_totals + place, top + tl.log(tl.maximum(part_total, 1.0)))
 
 
 @triton.jit
@@ -477,7 +487,7 @@ def expert_of_rank(
     bits = logits.to(tl.int32, bitcast=True)
     left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     left = tl.where(inside, left, LEAST)
-    while rank > 0:
+    while rank > 0:  # Triton's interpreter has no range up to a number of the device
         left = tl.where(columns == first_largest(left, columns, 1), LEAST, left)
         rank -= 1
     expert = first_largest(left, columns, 1)
@@ -525,10 +535,11 @@ def gate_experts(
     normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
     result = gated(gates, ups, normed, gated_values.dtype.element_ty)
     tl.store(gated_values + rank * GATED + rows, result)
+    # They are the same in each row of each program, so the expert's first row stores them.
     is_first = rows == 0
-    same = tl.zeros([ROWS, 1], tl.int32)
-    tl.store(chosen + rank + same, expert, mask=is_first)
-    tl.store(chosen_weights + rank + same, probability * scaling, mask=is_first)
+    places = rank + tl.zeros([ROWS, 1], tl.int32)
+    tl.store(chosen + places, expert, mask=is_first)
+    tl.store(chosen_weights + places, probability * scaling, mask=is_first)
 
 
 @triton.jit
@@ -580,7 +591,7 @@ def score_words(
     logits,
     best_logits,
     best_words,
-    sums,
+    part_sums,
     eps,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -588,8 +599,9 @@ def score_words(
     TURNS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Norm, then the logits of ``TURNS`` times ``ROWS`` words, with the first of the best words
-    among them and the sum of their logits.
+    """Norm, then the logits of a part of the words: of ``TURNS`` times ``ROWS``.
+
+    Kept of each part are the first of its best words with its logit, and the sum of its logits.
     """
     let_next_start(EARLY)
     part = tl.program_id(0)
@@ -615,23 +627,22 @@ def score_words(
         total += scores
     top = tl.max(best, axis=0, keep_dims=True)
     word = tl.min(tl.where(best == top, best_word, NOWHERE), axis=0, keep_dims=True)
-    one = tl.zeros([1, 1], tl.int32)
-    tl.store(best_logits + part + one, top)
-    tl.store(best_words + part + one, word)
-    tl.store(sums + part + one, tl.sum(total, axis=0, keep_dims=True))
+    store_one(best_logits + part, top)
+    store_one(best_words + part, word)
+    store_one(part_sums + part, tl.sum(total, axis=0, keep_dims=True))
 
 
 @triton.jit
 def close_step(
     best_logits,
     best_words,
-    sums,
+    part_sums,
     window_slots,
     token,
     position,
     slot,
     count,
-    all_sums,
+    sums,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -639,15 +650,16 @@ def close_step(
 ):
     """Take the first of the best words as the next token, and move on to the next entry.
 
-    One program; where a window is full it goes back to its first slot.
+    One program, which puts together the ``PARTS`` that `score_words` kept. Where a window is full
+    it goes back to its first slot.
     """
     wait_for_others(EARLY)
     parts = tl.arange(0, PARTS_BLOCK)
     inside = parts < PARTS
     scores = tl.load(best_logits + parts, mask=inside, other=float("-inf"))
     words = tl.load(best_words + parts, mask=inside, other=NOWHERE)
-    part_sums = tl.load(sums + parts, mask=inside, other=0.0)
-    before = tl.load(all_sums)
+    added = tl.load(part_sums + parts, mask=inside, other=0.0)
+    before = tl.load(sums)
     next_position = tl.load(position) + 1
     next_count = tl.load(count) + 1
     next_slot = tl.load(slot) + 1
@@ -656,11 +668,11 @@ def close_step(
         next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
     best = tl.max(scores, axis=0)
     word = tl.min(tl.where(scores == best, words, NOWHERE), axis=0)
-    total = before + tl.sum(part_sums, axis=0)
+    total = before + tl.sum(added, axis=0)
     # All of its warps have read what is written now.
     tl.debug_barrier()
     tl.store(token, word.to(tl.int64))
-    tl.store(all_sums, total)
+    tl.store(sums, total)
     tl.store(position, next_position)
     tl.store(count, next_count)
     tl.store(slot, next_slot)

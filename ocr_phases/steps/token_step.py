@@ -1,7 +1,30 @@
 """The decode step of one row by kernels of its own, in place of what a compiler makes of the class.
 
 `token_kernels` has the kernels, this module the buffers between them and the order in which they
-start. It is for the language model that the three families share: rotary attention with as many key
+start:
+
+=============  ===============================================  ====================================
+kernel         reads, beside weights and the slot               writes
+=============  ===============================================  ====================================
+open_step      token, position                                  hidden, cosines, sines, mask
+project        hidden, cosines, sines                           query, newest entry of the cache
+attend         query, cache, mask                               means, log_totals
+add_attention  hidden, means, log_totals                        attended
+gate           attended                                         gated_values, router_logits
+gate_experts   attended, router_logits                          expert_values, chosen,
+                                                                chosen_weights
+add_experts    attended, gated_values, expert_values, chosen,   hidden
+               chosen_weights
+score_words    hidden                                           logits, best_logits, best_words,
+                                                                part_sums
+close_step     best_logits, best_words, part_sums, position,    token, position, slot, count, sums
+               count, sums
+=============  ===============================================  ====================================
+
+Those from ``project`` to ``add_experts`` run once for each layer; a dense one has no
+``gate_experts``, and its MLP in the place of the shared experts.
+
+It is for the language model that the three families share: rotary attention with as many key
 heads as query heads, and a mixture of experts with a greedy router.
 """
 
@@ -27,7 +50,9 @@ _CHUNK_BYTES = 512
 
 
 class Size(NamedTuple):
-    """How much a program of a kernel makes: the most rows of each matrix, and its warps."""
+    """How much a program of a kernel makes: the most rows of each matrix, a power of two, and its
+    warps.
+    """
 
     rows: int
     warps: int
@@ -46,7 +71,8 @@ SIZES = {
     "score_words": Size(8, 8),
     "close_step": Size(1, 8),
 }
-#: How many times a program of `score_words` makes its rows: the last kernel reads a result of each.
+#: How many times a program of `score_words` makes its rows: the fewer programs, the fewer results
+#: of theirs the last kernel has to read.
 _TURNS = 2
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
@@ -74,7 +100,7 @@ class TokenState:
     count : Tensor
         int64 without a dimension: the tokens so far.
     sums : Tensor
-        float32 [1]: the sum of all logits so far.
+        float32 [1]: the sum of all logits so far, finite only if they all were.
     """
 
     token: Tensor
@@ -210,7 +236,7 @@ class TokenStep:
         self._words = weight.shape[0]
         self._chunk = _CHUNK_BYTES // weight.element_size()
         self._eps: float = config.rms_norm_eps
-        self._score_rows = _equal_parts(self._words // _TURNS, SIZES["score_words"].rows)
+        self._score_rows = _rows_of_program(self._words // _TURNS, SIZES["score_words"].rows)
         parts = self._words // (_TURNS * self._score_rows)
 
         def buffer(*sizes: int, dtype: torch.dtype = weight.dtype) -> Tensor:
@@ -240,11 +266,11 @@ class TokenStep:
                 widest_expert = max(widest_expert, mlp.experts.down_proj.shape[2])
             else:
                 widest = max(widest, mlp.gate_proj.weight.shape[0])
-        self._gated = buffer(widest)
+        self._gated_values = buffer(widest)
         self._router_logits = buffer(most_experts, dtype=torch.float32)
         self._chosen = buffer(most_chosen, dtype=torch.int32)
         self._chosen_weights = buffer(most_chosen, dtype=torch.float32)
-        self._expert_gated = buffer(most_chosen, widest_expert)
+        self._expert_values = buffer(most_chosen, widest_expert)
         #: Of the newest step, [1, vocab].
         self.logits = buffer(1, self._words)
 
@@ -276,30 +302,29 @@ class TokenStep:
             self._close()
         return self.logits
 
-    def _start(self, name: str, grid: tuple[int, ...], *arguments: Any, **sizes: Any) -> None:
-        """Start a kernel."""
+    def _start(self, name: str, grid: tuple[int, ...], **arguments: Any) -> None:
+        """Start a kernel of `token_kernels` with a grid of programs and all of its arguments."""
         early = self._early and name != "open_step"  # the first one waits for the step before
-        options: dict[str, Any] = {"num_warps": SIZES[name].warps}
         if early:
-            options["launch_pdl"] = True
+            arguments["launch_pdl"] = True  # an option of Triton, as is num_warps
         if name != "open_step":
-            sizes["EARLY"] = early
-        getattr(self._kernels, name)[grid](*arguments, **sizes, **options)
+            arguments["EARLY"] = early
+        getattr(self._kernels, name)[grid](**arguments, num_warps=SIZES[name].warps)
 
     def _open(self) -> None:
         state = self.state
         self._start(
             "open_step",
             (1,),
-            state.token,
-            state.position,
-            state.slot,
-            self._language_model.embed_tokens.weight,
-            self._language_model.rotary_emb.inv_freq,
-            state.mask,
-            self._hidden,
-            self._cosines,
-            self._sines,
+            token=state.token,
+            position=state.position,
+            slot=state.slot,
+            embeddings=self._language_model.embed_tokens.weight,
+            frequencies=self._language_model.rotary_emb.inv_freq,
+            mask=state.mask,
+            hidden=self._hidden,
+            cosines=self._cosines,
+            sines=self._sines,
             WIDTH=self._width,
             WIDTH_BLOCK=power_of_two(1, self._width),
             HALF=self._size // 2,
@@ -309,22 +334,22 @@ class TokenStep:
         """A layer's attention, from the hidden state to the one after it."""
         state = self.state
         attention = layer.self_attn
-        pairs = _equal_parts(self._size // 2, SIZES["project"].rows)
+        pairs = _rows_of_program(self._size // 2, SIZES["project"].rows)
         self._start(
             "project",
             (self._heads, self._size // 2 // pairs, 3),
-            self._hidden,
-            layer.input_layernorm.weight,
-            attention.q_proj.weight,
-            attention.k_proj.weight,
-            attention.v_proj.weight,
-            self._cosines,
-            self._sines,
-            state.slot,
-            self._query,
-            entries.keys,
-            entries.values,
-            self._eps,
+            hidden=self._hidden,
+            norm_weight=layer.input_layernorm.weight,
+            query_weight=attention.q_proj.weight,
+            key_weight=attention.k_proj.weight,
+            value_weight=attention.v_proj.weight,
+            cosines=self._cosines,
+            sines=self._sines,
+            slot=state.slot,
+            query=self._query,
+            keys=entries.keys,
+            values=entries.values,
+            eps=self._eps,
             SLOTS=self._slots,
             WIDTH=self._width,
             HALF=self._size // 2,
@@ -340,29 +365,29 @@ class TokenStep:
         self._start(
             "attend",
             (self._heads, parts),
-            self._query,
-            entries.keys,
-            entries.values,
-            state.mask,
-            state.slot,
-            self._means,
-            self._log_totals,
-            read,
-            attention.scaling,
+            query=self._query,
+            keys=entries.keys,
+            values=entries.values,
+            mask=state.mask,
+            slot=state.slot,
+            means=self._means,
+            log_totals=self._log_totals,
+            read=read,
+            scaling=attention.scaling,
             SLOTS=self._slots,
             SIZE=self._size,
             BLOCK=block,
             BLOCKS=blocks,
         )
-        rows = _equal_parts(self._width, SIZES["add_attention"].rows)
+        rows = _rows_of_program(self._width, SIZES["add_attention"].rows)
         self._start(
             "add_attention",
             (self._width // rows,),
-            self._hidden,
-            self._means,
-            self._log_totals,
-            attention.o_proj.weight,
-            self._attended,
+            hidden=self._hidden,
+            means=self._means,
+            log_totals=self._log_totals,
+            weight=attention.o_proj.weight,
+            attended=self._attended,
             HEADS=self._heads,
             HEADS_BLOCK=power_of_two(1, self._heads),
             SIZE=self._size,
@@ -374,70 +399,70 @@ class TokenStep:
         """A layer's dense MLP, or its experts: from the attended state to the next hidden one."""
         mlp = layer.mlp
         is_sparse = hasattr(mlp, "gate")
-        always = mlp.shared_experts if is_sparse else mlp
-        gated_count = always.gate_proj.weight.shape[0]
+        dense_mlp = mlp.shared_experts if is_sparse else mlp
+        gated_rows = dense_mlp.gate_proj.weight.shape[0]
         experts = mlp.gate.weight.shape[0] if is_sparse else 0
-        rows = _equal_parts(math.gcd(gated_count, experts), SIZES["gate"].rows)
+        rows = _rows_of_program(math.gcd(gated_rows, experts), SIZES["gate"].rows)
         self._start(
             "gate",
-            ((gated_count + experts) // rows,),
-            self._attended,
-            layer.post_attention_layernorm.weight,
-            always.gate_proj.weight,
-            always.up_proj.weight,
-            mlp.gate.weight if is_sparse else always.gate_proj.weight,
-            self._gated,
-            self._router_logits,
-            self._eps,
-            GATED=gated_count,
+            ((gated_rows + experts) // rows,),
+            attended=self._attended,
+            norm_weight=layer.post_attention_layernorm.weight,
+            gate_weight=dense_mlp.gate_proj.weight,
+            up_weight=dense_mlp.up_proj.weight,
+            router_weight=mlp.gate.weight if is_sparse else dense_mlp.gate_proj.weight,
+            gated_values=self._gated_values,
+            router_logits=self._router_logits,
+            eps=self._eps,
+            GATED=gated_rows,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
         )
         chosen = 0
-        expert_gated = 1
+        expert_rows = 1
         if is_sparse:
             chosen = mlp.gate.top_k
-            expert_gated = mlp.experts.down_proj.shape[2]
-            self._gate_experts(layer, experts, chosen, expert_gated)
-        rows = _equal_parts(self._width, SIZES["add_experts"].rows)
+            expert_rows = mlp.experts.down_proj.shape[2]
+            self._gate_experts(layer, experts, chosen, expert_rows)
+        rows = _rows_of_program(self._width, SIZES["add_experts"].rows)
         self._start(
             "add_experts",
             (self._width // rows,),
-            self._attended,
-            self._gated,
-            always.down_proj.weight,
-            self._expert_gated,
-            mlp.experts.down_proj if is_sparse else always.down_proj.weight,
-            self._chosen,
-            self._chosen_weights,
-            self._hidden,
-            GATED=gated_count,
-            EXPERT_GATED=expert_gated,
+            attended=self._attended,
+            gated_values=self._gated_values,
+            weight=dense_mlp.down_proj.weight,
+            expert_values=self._expert_values,
+            expert_weight=mlp.experts.down_proj if is_sparse else dense_mlp.down_proj.weight,
+            chosen=self._chosen,
+            chosen_weights=self._chosen_weights,
+            hidden=self._hidden,
+            GATED=gated_rows,
+            EXPERT_GATED=expert_rows,
             CHOSEN=chosen,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
         )
 
-    def _gate_experts(self, layer: Any, experts: int, chosen: int, expert_gated: int) -> None:
+    def _gate_experts(self, layer: Any, experts: int, chosen: int, expert_rows: int) -> None:
         """The first half of the chosen experts."""
-        rows = _equal_parts(expert_gated, SIZES["gate_experts"].rows)
+        rows = _rows_of_program(expert_rows, SIZES["gate_experts"].rows)
         self._start(
             "gate_experts",
-            (expert_gated // rows, chosen),
-            self._attended,
-            layer.post_attention_layernorm.weight,
-            self._router_logits,
-            layer.mlp.experts.gate_up_proj,
-            self._expert_gated,
-            self._chosen,
-            self._chosen_weights,
-            self._eps,
-            layer.mlp.gate.routed_scaling_factor,
+            (expert_rows // rows, chosen),
+            attended=self._attended,
+            norm_weight=layer.post_attention_layernorm.weight,
+            router_logits=self._router_logits,
+            weight=layer.mlp.experts.gate_up_proj,
+            gated_values=self._expert_values,
+            chosen=self._chosen,
+            chosen_weights=self._chosen_weights,
+            eps=self._eps,
+            scaling=layer.mlp.gate.routed_scaling_factor,
             EXPERTS=experts,
             EXPERTS_BLOCK=power_of_two(1, experts),
-            GATED=expert_gated,
+            GATED=expert_rows,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
@@ -448,14 +473,14 @@ class TokenStep:
         self._start(
             "score_words",
             (self._best_words.numel(),),
-            self._hidden,
-            self._language_model.norm.weight,
-            self._head.weight,
-            self.logits,
-            self._best_logits,
-            self._best_words,
-            self._part_sums,
-            self._eps,
+            hidden=self._hidden,
+            norm_weight=self._language_model.norm.weight,
+            weight=self._head.weight,
+            logits=self.logits,
+            best_logits=self._best_logits,
+            best_words=self._best_words,
+            part_sums=self._part_sums,
+            eps=self._eps,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=self._score_rows,
@@ -469,23 +494,24 @@ class TokenStep:
         self._start(
             "close_step",
             (1,),
-            self._best_logits,
-            self._best_words,
-            self._part_sums,
-            state.window_slots,
-            state.token,
-            state.position,
-            state.slot,
-            state.count,
-            state.sums,
+            best_logits=self._best_logits,
+            best_words=self._best_words,
+            part_sums=self._part_sums,
+            window_slots=state.window_slots,
+            token=state.token,
+            position=state.position,
+            slot=state.slot,
+            count=state.count,
+            sums=state.sums,
             PARTS=parts,
             PARTS_BLOCK=power_of_two(1, parts),
             WINDOWED=bool(self._cache.layers[0].window),
         )
 
 
-def _equal_parts(count: int, most: int) -> int:
-    """How many of ``count`` rows a program makes: the largest power of two up to ``most`` that
-    divides them.
+def _rows_of_program(count: int, most: int) -> int:
+    """How many of ``count`` rows a program makes, so that each makes as many.
+
+    ``most`` is a power of two, and so is this.
     """
     return math.gcd(count, most)
