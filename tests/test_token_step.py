@@ -106,6 +106,27 @@ def test_token_kernels_read_many_entries_in_turns(session_of: Callable[[str], OC
 
 
 @needs_triton
+def test_of_equal_logits_the_first_word_is_the_next_token(
+    session_of: Callable[[str], OCRSession],
+) -> None:
+    model = session_of("deepseek-ocr").model
+    inputs = recorded_inputs("deepseek-ocr", "base")
+    head = model.get_output_embeddings()
+    weight = torch.zeros_like(head.weight)
+    weight[[5, 6, 7, -2]] = 1.0  # the best ones where the final state has a positive sum
+    weight[[3, 4, 8, -1]] = -1.0
+
+    with patch.object(head, "weight", nn.Parameter(weight)):
+        step = step_with_token_kernels(model, inputs, 2)
+        state = decode(model, prefill(model, inputs, step=step), 2, step=step)
+
+    best = (state.logits[0] == state.logits.max()).nonzero()
+    assert len(best) == 4
+    assert state.ids[0][-1] == best[0]
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
 def test_a_nan_leaves_tokens_and_experts_among_those_there_are(
     session_of: Callable[[str], OCRSession],
 ) -> None:

@@ -32,7 +32,7 @@ import triton.language as tl
 
 #: Less than any score, and finite: the difference of two of them is 0.
 LOWEST = tl.constexpr(-1e30)
-#: The least and the largest of int32: less than what is compared, and the place of what is nowhere.
+#: The least int32, less than what is compared, and the largest: the place of what is nowhere.
 LEAST = tl.constexpr(-(2**31))
 NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -460,10 +460,10 @@ def gate(
 
 
 @triton.jit
-def first_largest(numbers, columns, AXIS: tl.constexpr):
-    """The least of the ``columns`` with the largest number along an axis, which is kept."""
-    is_largest = numbers == tl.max(numbers, axis=AXIS, keep_dims=True)
-    return tl.min(tl.where(is_largest, columns, NOWHERE), axis=AXIS, keep_dims=True)
+def first_largest(numbers, columns):
+    """The first of the ``columns`` with the largest number of each row, [R, 1]."""
+    is_largest = numbers == tl.max(numbers, axis=1, keep_dims=True)
+    return tl.min(tl.where(is_largest, columns, NOWHERE), axis=1, keep_dims=True)
 
 
 @triton.jit
@@ -488,9 +488,9 @@ def expert_of_rank(
     left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     left = tl.where(inside, left, LEAST)
     while rank > 0:  # Triton's interpreter has no range up to a number of the device
-        left = tl.where(columns == first_largest(left, columns, 1), LEAST, left)
+        left = tl.where(columns == first_largest(left, columns), LEAST, left)
         rank -= 1
-    expert = first_largest(left, columns, 1)
+    expert = first_largest(left, columns)
     powers = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
     own_power = tl.where(columns == expert, powers, 0.0)
     return expert, row_sums(own_power) / row_sums(powers)
@@ -584,6 +584,17 @@ def add_experts(
 
 
 @triton.jit
+def with_part(logit, word, total, other_logit, other_word, other_total):
+    """Two parts of the words as one: the first of the best words with its logit before it, and the
+    sum of the logits.
+    """
+    is_other = (other_logit > logit) | ((other_logit == logit) & (other_word < word))
+    best_logit = tl.where(is_other, other_logit, logit)
+    best_word = tl.where(is_other, other_word, word)
+    return best_logit, best_word, total + other_total
+
+
+@triton.jit
 def score_words(
     hidden,
     norm_weight,
@@ -625,11 +636,10 @@ def score_words(
         best_word = tl.where(is_better, words + turn * ROWS, best_word)
         best = tl.where(is_better, scores, best)
         total += scores
-    top = tl.max(best, axis=0, keep_dims=True)
-    word = tl.min(tl.where(best == top, best_word, NOWHERE), axis=0, keep_dims=True)
-    store_one(best_logits + part, top)
-    store_one(best_words + part, word)
-    store_one(part_sums + part, tl.sum(total, axis=0, keep_dims=True))
+    best, best_word, total = tl.reduce((best, best_word, total), 0, with_part, keep_dims=True)
+    store_one(best_logits + part, best)
+    store_one(best_words + part, best_word)
+    store_one(part_sums + part, total)
 
 
 @triton.jit
@@ -666,13 +676,11 @@ def close_step(
     if WINDOWED:
         is_full = next_slot == tl.load(window_slots + 1)
         next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
-    best = tl.max(scores, axis=0)
-    word = tl.min(tl.where(scores == best, words, NOWHERE), axis=0)
-    total = before + tl.sum(added, axis=0)
+    _, word, total = tl.reduce((scores, words, added), 0, with_part)
     # All of its warps have read what is written now.
     tl.debug_barrier()
     tl.store(token, word.to(tl.int64))
-    tl.store(sums, total)
+    tl.store(sums, before + total)
     tl.store(position, next_position)
     tl.store(count, next_count)
     tl.store(slot, next_slot)
