@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
+from ocr_phases.models.devices import device_of
 from ocr_phases.steps.capacity import power_of_two
 
 #: What a record calls these kernels, of attention and of experts.
@@ -77,9 +78,6 @@ _TURNS = 2
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
 MOST_PARTS = 16
-#: And where a program of `attend` reads several blocks in turn. It then needs a multiprocessor for
-#: itself: a part of each of 10 heads for the 132 of an H200, as others would have to wait.
-MOST_LONG_PARTS = 13
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -233,6 +231,10 @@ class TokenStep:
         self._size: int = attention.head_dim
         self._heads = attention.q_proj.weight.shape[0] // self._size
         self._slots = state.mask.shape[-1]
+        # A program of `attend` that reads several blocks needs a multiprocessor for itself: with
+        # more programs than that, some would wait for others to end.
+        cores = device_of(device).chip().cores or self._heads
+        self._most_long_parts = min(MOST_PARTS, max(1, cores // self._heads))
         self._words = weight.shape[0]
         self._chunk = _CHUNK_BYTES // weight.element_size()
         self._eps: float = config.rms_norm_eps
@@ -360,7 +362,7 @@ class TokenStep:
         all_blocks = math.ceil(read / block)
         blocks = 1
         if all_blocks > MOST_PARTS:
-            blocks = math.ceil(all_blocks / MOST_LONG_PARTS)
+            blocks = math.ceil(all_blocks / self._most_long_parts)
         parts = math.ceil(all_blocks / blocks)
         self._start(
             "attend",
