@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -14,9 +15,10 @@ import torch
 from conftest import GOLDEN, PAGES
 from golden_cases import RECORDINGS
 
-from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases import OcrPhasesError, OCRSession, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.steps import token_step
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import norm_methods
@@ -236,6 +238,38 @@ def test_equal_runs_of_the_steps_own_kernels_give_equal_logits(
         logits.add(tuple(state.logits[0].tolist()))
 
     assert len(logits) == 1
+
+
+def test_the_steps_own_kernels_read_many_entries_in_turns(
+    recorded_on_cuda: Callable[[str], OCRSession],
+) -> None:
+    model = recorded_on_cuda("deepseek-ocr").model
+    inputs = on_cuda(RECORDED.inputs("base"))
+    expected = RECORDED.forward["base.greedy_tokens"]
+    count = expected.shape[1]
+
+    with patch.object(token_step, "MOST_PARTS", 2):
+        step = StaticStep(model, 1, CAPACITY, "compiled")
+        step.ready_for(inputs.input_ids.shape[1], count)
+    state = generate(model, inputs, count, step=step, eos_check_every=8)
+
+    assert state.ids == expected.tolist()
+
+
+def test_a_nan_in_the_steps_own_kernels_ends_no_process(
+    recorded_on_cuda: Callable[[str], OCRSession],
+) -> None:
+    # An expert behind the last one would be read at an address of nobody.
+    model = recorded_on_cuda("deepseek-ocr").model
+    inputs = on_cuda(RECORDED.inputs("base"))
+    step = StaticStep(model, 1, CAPACITY, "compiled").ready_for(inputs.input_ids.shape[1], 3)
+    state = prefill(model, inputs, step=step)
+    for layer in step.cache.layers:
+        layer.values.fill_(torch.nan)
+
+    decode(model, state, 3, step=step)
+
+    assert step.sums.isnan().all()
 
 
 def test_compiled_vision_gives_the_same(cuda_session: OCRSession) -> None:
