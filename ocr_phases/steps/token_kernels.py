@@ -3,7 +3,8 @@
 A step for one row multiplies matrices with a vector. Each weight is read once, so a step can take
 no less than reading the weights of one token takes, and what is lost is lost between kernels: each
 waits for the one before it, then about a microsecond for its first bytes. So there are few kernels,
-six for each layer, and each of them reads what it can before it waits (`wait_for_others`).
+six for each layer, and each of them lets the next one start (`let_next_start`), then reads what it
+can before it waits (`wait_for_others`).
 
 What may be read before the wait is what no kernel of the same step writes: weights, the slot, and
 the entries of the KV cache but the newest. More is not safe. The kernel before may have started
@@ -526,7 +527,7 @@ def gate_experts(
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
     wait_for_others(EARLY)
 
-    # What is read after a barrier waits for it, and the ranking has some.
+    # All of them at once: the next loads have to wait for the ranking.
     attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
     expert, probability = expert_of_rank(router_logits, rank, ROWS, EXPERTS, EXPERTS_BLOCK)
     own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
