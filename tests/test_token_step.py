@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from golden_cases import RECORDINGS, assert_same, recorded_inputs, static_step
-from torch import nn
+from torch import Tensor, nn
 
 from ocr_phases import OCRSession, decode, prefill
 from ocr_phases.inputs.packing import DeviceInputs
@@ -103,6 +103,59 @@ def test_token_kernels_read_many_entries_in_turns(session_of: Callable[[str], OC
         mine = decode(model, prefill(model, inputs, step=step), 2, step=step)
 
     assert_same(mine, decode(model, prefill(model, inputs), 2))
+
+
+class Hidden:
+    """What the kernels of a step write, out of sight from the start of a program to its wait.
+
+    There a kernel on a GPU may find anything: those in front of it may still run.
+    """
+
+    def __init__(self, step: StaticStep) -> None:
+        assert step.token_step is not None
+        self._step = step
+        self._state = step.token_step.state
+        self._buffers = [
+            value for value in vars(step.token_step).values() if isinstance(value, Tensor)
+        ]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def hide(self, early: Any) -> None:
+        """In place of `let_next_start`, the first statement of a kernel."""
+        state = self._state
+        slot = int(state.slot)
+        tensors = [*self._buffers, state.token, state.position, state.count, state.sums]
+        tensors.append(state.mask[..., slot])
+        for layer in self._step.cache.layers:
+            tensors.append(layer.keys[:, :, slot])
+            tensors.append(layer.values[:, :, slot])
+        for tensor in tensors:
+            self._kept.append((tensor, tensor.clone()))
+            tensor.fill_(torch.nan if tensor.is_floating_point() else -(2**30))
+
+    def show(self, early: Any) -> None:
+        """In place of `wait_for_others`."""
+        for tensor, kept in self._kept:
+            tensor.copy_(kept)
+        self._kept.clear()
+
+
+@needs_triton
+def test_kernels_read_nothing_that_their_step_writes_before_they_wait(
+    session_of: Callable[[str], OCRSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ocr_phases.steps import token_kernels  # which needs the fixture before
+
+    model = session_of("deepseek-ocr").model
+    inputs = recorded_inputs("deepseek-ocr", "base")
+    step = step_with_token_kernels(model, inputs, 3)
+    hidden = Hidden(step)
+    monkeypatch.setattr(token_kernels, "let_next_start", hidden.hide)
+    monkeypatch.setattr(token_kernels, "wait_for_others", hidden.show)
+
+    mine = decode(model, prefill(model, inputs, step=step), 3, step=step)
+
+    assert_same(mine, decode(model, prefill(model, inputs), 3))
 
 
 @needs_triton
