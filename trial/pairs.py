@@ -29,17 +29,23 @@ def start(tree, own_cores):
 def ask(process):
     process.stdin.write(f"{tokens} {rows}\n")
     process.stdin.flush()
+
+
+def answer_of(process):
     return json.loads(process.stdout.readline())
 
 
 workers = {"old": start(old, cores[:half]), "new": start(new, cores[half:])}
+for worker in workers.values():  # both compile at once
+    ask(worker)
 for name, worker in workers.items():
-    print(name, ask(worker), flush=True)
+    print(name, answer_of(worker), flush=True)
 times = {"old": [], "new": []}
 ids = {"old": set(), "new": set()}
 for number in range(int(pairs)):
     for name in ("old", "new") if number % 2 else ("new", "old"):
-        answer = ask(workers[name])
+        ask(workers[name])
+        answer = answer_of(workers[name])
         times[name].append(answer["decode_ms"])
         ids[name].add(answer["ids"])
 ratios = [b / a for a, b in zip(times["old"], times["new"], strict=True)]
