@@ -1,4 +1,4 @@
-"""Two checkouts measured alternately on one GPU: ``python trial/pairs.py OLD NEW PAGE TOKENS PAIRS``.
+"""Two checkouts measured alternately on one GPU: ``pairs.py OLD NEW PAGE TOKENS PAIRS [ROWS]``.
 
 Each has half of the cores, and its process stays, so that nothing is compiled within the pairs.
 """
@@ -9,6 +9,7 @@ import random
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 old, new, page, tokens, pairs = sys.argv[1:6]
 rows = sys.argv[6] if len(sys.argv) > 6 else "1"
@@ -19,8 +20,8 @@ half = len(cores) // 2
 def start(tree, own_cores):
     environment = {**os.environ, "PYTHONPATH": tree, "PYTHONHASHSEED": "0"}
     listed = ",".join(map(str, own_cores))
-    worker = f"{os.path.dirname(os.path.abspath(__file__))}/worker.py"
-    command = ["taskset", "-c", listed, sys.executable, worker, page]
+    worker = Path(__file__).with_name("worker.py")
+    command = ["taskset", "-c", listed, sys.executable, str(worker), page]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
