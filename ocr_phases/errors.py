@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from ocr_phases.text import any_of, nearest
@@ -161,7 +161,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stop_signals(
-    handler: Callable[[int, object], object] | None = None, *, notebook: bool = False
+    handler: Callable[[int, FrameType | None], object] | None = None, *, notebook: bool = False
 ) -> Iterator[None]:
     """In a ``with`` block of the main thread, ``handler(number, frame)`` gets SIGINT, SIGTERM and
     SIGHUP.

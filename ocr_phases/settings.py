@@ -40,6 +40,7 @@ from ocr_phases.families import (
     DEEPSEEK_OCR,
     FAMILIES,
     PRESET_NAMES,
+    PRESETS_BY_FAMILY,
     PROCESSOR,
     PROMPT_NAMES,
     UNKNOWN,
@@ -462,8 +463,8 @@ class RunSettings(_Checked):
     preset: str | None = _setting(
         None,
         "{presets}; or the model's own",
-        details="By default it is that of the model. A preset says to which resolution the page "
-        "is scaled, and whether it is also cut into crops.",
+        details=f"{PRESETS_BY_FAMILY} By default it is that of the model. A preset says to which "
+        "resolution the page is scaled, and whether it is also cut into crops.",
         group=FormGroup.PAGE,
         label="Preset",
     )

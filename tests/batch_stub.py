@@ -3,7 +3,7 @@
 ``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error.
 ``memory``: the host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill
 2``: the first two times. ``full``: the disk is full. ``slow``: a fifth of a second. ``wait``: the
-first attempt is not over before a file ``.go`` is beside the page.
+first attempt is not over before a file ``.go`` is beside the page. ``busy``: so is the machine.
 """
 
 import os
@@ -21,6 +21,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 
 RECORD = Path(__file__).with_name("golden") / "run.json"
+BUSY = "These times will be too noisy."
 
 
 def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
@@ -62,4 +63,4 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         while not source.with_suffix(".go").exists():
             time.sleep(0.01)
     shutil.copy(RECORD, place / "run.json")
-    return Outcome(place=place.name)
+    return Outcome(place=place.name, busy=BUSY if word == "busy" else "")

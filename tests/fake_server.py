@@ -47,6 +47,7 @@ class Fake:
         self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
         self.worker_ahead = 0.0  # seconds that the worker's clock is ahead of this host's
+        self.worker_results: dict[str, Any] = {}  # what it answers instead, by its method
         self.shown: tuple[str, ...] | None = None  # the paths that a proxy lets through
         self.tokens = TOKENS
         #: What was asked, and with which headers.
@@ -153,7 +154,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def call_worker(self, method: str) -> None:
         """What the worker's extension answers."""
-        if method == "ocr_watch":
+        if method in self.fake.worker_results:
+            self.say({"results": self.fake.worker_results[method]})
+        elif method == "ocr_watch":
             model = {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}
             self.say({"results": [{"model": model}]})
         else:

@@ -566,6 +566,17 @@ WRONG = {
         "--prompt locate",
         "--save BAD/file/x",
         "--save BAD",
+        "--save EMPTY",
+        "--truth=",
+        "--server EMPTY",
+        "--server tiny",
+        "--server 127.0.0.1:8000/v1",
+        "--model http://127.0.0.1:9/v1 --device cpu --dtype float32",
+        "--dry-run --batch 1000000000",
+        "--dry-run --answer-timeout 5",
+        "--from RUN --server http://127.0.0.1:9/v1",
+        "--from RUN --model http://127.0.0.1:9/v1",
+        "--from RUN --answer-timeout 5",
     ],
     "profile PAGE --model": [
         "BAD",
@@ -579,6 +590,10 @@ WRONG = {
         "--record RUN --out LONG",
         "PAGE --save BAD",
         "PAGE --record RUN",
+        "PAGE --record EMPTY",
+        "PAGE --server EMPTY",
+        "PAGE --server 127.0.0.1:8000/v1",
+        "--record RUN --first-token-timeout 5",
         "PAGE --published tiny",
         "--published tiny --prompt free --no-embed-page",
         "--published http://127.0.0.1:9/v1",
@@ -588,6 +603,8 @@ WRONG = {
         "--records .",
         "--records . --repeats 3 --batch 1",
         "PAGE --records .",
+        "PAGE --records EMPTY",
+        "PAGE --first-token-timeout 5",
         "--records LONG",
     ],
     "sweep PAGE": [
@@ -595,6 +612,10 @@ WRONG = {
         "--models ,",
         "--models tiny --model tiny",
         "--strategies eagr",
+        "--dtypes float33",
+        "--attentions fast",
+        "--batch 1001",
+        "--max-new-tokens 1000001",
         "--out LONG",
         "--models dummy:layers=2,vocab=9,tiny,dummy:layers=2,vocab=9",
     ],
@@ -604,6 +625,11 @@ WRONG = {
         "--metric prefill_ms",
         "--fail-above 5 --metric prefil_ms",
         "--out LONG",
+    ],
+    "html": [
+        "EMPTY",
+        ".",
+        "/",
     ],
     "artifacts": [
         "RUN --out LONG",
@@ -677,7 +703,7 @@ def test_a_wrong_command_is_one_sentence_and_one_json_object(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ocr_phases.batch.local_workers.cores", lambda: 2)
-    known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG}
+    known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG, "EMPTY": ""}
     words = [known.get(word, word).replace("BAD", str(bad_folder)) for word in command.split()]
 
     assert main([*words, "--json"]) == 2

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import platform
 import signal
 import sys
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from batch_example import (
     statuses,
     wait_for,
 )
+from batch_stub import BUSY
 from conftest import PAGES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -206,6 +208,16 @@ def test_what_went_well_or_is_kept_or_the_pages_fault_proves_a_worker_sound(
     assert first.failed == 3
     assert second.kept == 1
     assert second.failed == 3
+
+
+def test_a_batch_says_once_that_its_machine_is_too_busy(tmp_path: Path) -> None:
+    make_pages(tmp_path / "in", "ok", "busy", "busy")
+
+    _, errors = start_driver(tmp_path).communicate()
+
+    assert [line for line in errors.splitlines() if line.endswith(BUSY)] == [
+        f"On {platform.node()}: {BUSY}"
+    ]
 
 
 def test_a_second_driver_on_the_same_folder_is_refused(

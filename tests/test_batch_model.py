@@ -10,7 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from batch_example import QUICK, jobs, listening, make_pages, measured_here, run_jobs, statuses
+from batch_example import (
+    QUICK,
+    SETTINGS,
+    jobs,
+    listening,
+    make_pages,
+    measured_here,
+    run_jobs,
+    statuses,
+)
 from conftest import GOLDEN, PAGES
 from example_run import altered
 from PIL import Image
@@ -23,6 +32,7 @@ from ocr_phases.batch.jobs import Job, make_jobs
 from ocr_phases.batch.local_workers import LocalWorkers
 from ocr_phases.batch.pages import BatchPage
 from ocr_phases.cli import main
+from ocr_phases.collectors.conditions import CoreWaits
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.devices import resolve_device
@@ -156,6 +166,22 @@ def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path
         run_jobs([of_other_torch], tmp_path / "out", measured_here())
 
     assert not statuses(tmp_path / "out")
+
+
+@pytest.mark.parametrize("mode", ["measure", "notebook"])
+def test_a_worker_tells_that_its_machine_is_too_busy(
+    mode: str, golden_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CoreWaits, "share", 0.9)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: golden_session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: golden_session)
+    settings = {**SETTINGS, "preset": "tiny", "max_new_tokens": 3, "repeats": 1}
+    (job,) = make_jobs([BatchPage("slide.png", str(SLIDE))], {**settings, "warm_once": False})
+
+    counts = run_jobs([job], tmp_path, measured_here(), mode=mode)
+
+    assert counts.done == 1
+    assert ["too noisy" in warning for warning in counts.busy.values()] == [True]
 
 
 def failed_notebook(folder: Path) -> Exception:

@@ -2,11 +2,14 @@
 ends.
 """
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +198,21 @@ def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("name", ["-page.png", "--json", "--kernels"])
+def test_what_stands_behind_two_dashes_is_a_page(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PAGE, name)
+
+    assert main(["profile", "--model", "tiny", "--dry-run", "--", name]) == 0
+
+    assert capsys.readouterr().out.startswith("tiny at ")
+
+
 def test_notebooks_are_copied_and_an_edited_one_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,6 +318,35 @@ def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(
 
     assert main(["artifacts", "x.json"]) == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGINT) == handler_before
+
+
+#: A module that loses what is raised while it is imported, as modules of C do.
+LOSES_SIGNALS = """
+import contextlib, os, signal
+with contextlib.suppress(BaseException):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000):
+        pass
+is_whole = True
+"""
+
+
+def test_a_signal_in_the_middle_of_an_import_ends_the_command_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loses_signals.py").write_text(LOSES_SIGNALS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load(*_: object) -> None:
+        importlib.import_module("loses_signals")
+        for _ in range(2_000):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(PhaseRun, "load", load)
+
+    assert main(["artifacts", "x.json"]) == 128 + signal.SIGTERM
+    assert sys.modules.pop("loses_signals").is_whole
+    assert capsys.readouterr().err == "ocr-phases: stopped.\n"
 
 
 def test_nohup_keeps_a_verb_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """A running server measured into a record: what is timed, what is missing, what goes wrong."""
 
 import json
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +144,54 @@ def test_stages_of_the_worker_lie_in_the_prefill_whatever_its_clock_says(
     assert (decode["stage"] == "language_model").sum() == 2 * (len(IDS) - 1)
     assert run["vision_ms"] > 0
     assert run.model.dtype == "float32"
+
+
+#: What no worker's extension says of itself.
+STRANGE_WORKERS: dict[str, Any] = {
+    "nothing": [],
+    "null": [None],
+    "a number as dtype": [{"model": {"dtype": 5}}],
+    "a list as device": [{"device": {"name": [1]}}],
+    "a module of modules": [{"modules": {"sam": {}}}],
+}
+
+
+@pytest.mark.parametrize("case", STRANGE_WORKERS)
+def test_what_is_no_extension_is_not_believed(
+    case: str, watched_vllm: Fake, tmp_path: Path
+) -> None:
+    watched_vllm.worker_results["ocr_watch"] = STRANGE_WORKERS[case]
+
+    run = measure(watched_vllm)
+
+    assert "sam" not in set(run.spans["stage"])
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).repeats == [0, 1]
+
+
+#: Calls of stages at times that no request has, by the worker's clock.
+STRANGE_TIMES = {
+    "long after": [["sam", 1e12, 1.0, 3]],
+    "longer than all": [["sam", 1e12, 1e300, 3]],
+    "of a negative length": [["sam", 1e12, -1.0, 3]],
+}
+
+
+@pytest.mark.parametrize("case", STRANGE_TIMES)
+def test_stages_of_another_time_are_not_of_the_request(
+    case: str, watched_vllm: Fake, tmp_path: Path
+) -> None:
+    watched_vllm.worker_results["ocr_take"] = [[2.0, STRANGE_TIMES[case]]]
+
+    run = measure(watched_vllm)
+
+    assert "sam" not in set(run.spans["stage"])
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).repeats == [0, 1]
+
+
+def test_a_worker_that_answers_no_more_ends_the_measurement(watched_vllm: Fake) -> None:
+    watched_vllm.worker_results["ocr_take"] = []
+    with refused():
+        measure(watched_vllm)
 
 
 def test_stages_that_may_be_of_others_who_share_the_server_do_not_count(
@@ -541,10 +592,25 @@ def test_a_server_is_asked_for_one_page_at_a_time(vllm: Fake) -> None:
         ocr_phases.connect(vllm.url).run_inference([PAGE, PAGE])
 
 
-@pytest.mark.parametrize("levels", [pytest.param((), id="none"), pytest.param((1, 0), id="zero")])
+@pytest.mark.parametrize(
+    "levels",
+    [
+        pytest.param((), id="none"),
+        pytest.param((1, 0), id="zero"),
+        pytest.param((1, 1001), id="too-many"),
+    ],
+)
 def test_a_load_needs_levels_above_zero(levels: tuple[int, ...], vllm: Fake) -> None:
     with refused():
         ocr_phases.connect(vllm.url).load_test(PAGE, levels)
+
+
+@pytest.mark.parametrize("requests", [0, -4, 10_001])
+def test_a_load_needs_a_number_of_requests_that_one_client_can_send(
+    requests: int, vllm: Fake
+) -> None:
+    with refused():
+        ocr_phases.connect(vllm.url).load_test(PAGE, (1,), requests=requests)
 
 
 def test_the_key_is_sent_and_kept_nowhere(
@@ -954,6 +1020,58 @@ def test_the_command_line_loads_a_server(
     assert printed["concurrency"] == [1, 2]
     assert printed["rates_per_min"] == []
     assert Path(printed["report"]).exists()
+
+
+def test_a_load_has_one_limit_of_new_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", str(PAGE), "--server", "http://127.0.0.1:9/v1"]
+
+    assert main([*command, "--max-new-tokens", "32,128"]) == 2
+
+    assert "give --max-new-tokens one number" in capsys.readouterr().err
+
+
+def asking_threads() -> list[threading.Thread]:
+    """The threads that ask for the pages of a load test."""
+    return [thread for thread in threading.enumerate() if thread.name == "ocr_phases load"]
+
+
+def interrupt_once_asking() -> None:
+    """Send SIGINT to the main thread once a level's threads ask for pages."""
+
+    def interrupt() -> None:
+        while not asking_threads():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
+#: A second level, whose pages would take a while.
+LONG_LEVELS: dict[str, dict[str, Any]] = {
+    "in the middle of an answer": {"concurrency": (1, 2)},
+    "before a page is sent": {"concurrency": (1,), "rates": (1,)},
+}
+
+
+@pytest.mark.parametrize("case", LONG_LEVELS)
+def test_an_interrupted_load_ends_at_once_and_keeps_the_finished_levels(
+    case: str, vllm: Fake
+) -> None:
+    session = ocr_phases.connect(vllm.url)
+
+    def begin(level: str) -> None:
+        if level != "1 at once":
+            vllm.pause = 0.5  # after each of the 8 tokens
+            interrupt_once_asking()
+
+    with pytest.raises(KeyboardInterrupt, match="last_load has the finished levels"):
+        session.load_test(PAGE, requests=4, max_new_tokens=8, progress=begin, **LONG_LEVELS[case])
+
+    assert session.last_load is not None
+    assert session.last_load.table["level"].tolist() == ["1 at once"]
+    for thread in asking_threads():
+        thread.join(20.0)  # it ends with the next piece of its answer
+    assert not asking_threads()
 
 
 def test_only_a_server_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:

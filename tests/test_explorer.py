@@ -25,7 +25,7 @@ from typing import Any
 
 import example_run
 import pytest
-from conftest import GOLDEN, NO_TORCH, PAGES
+from conftest import GOLDEN, NO_TORCH, PAGES, RUNS
 from elements import Elements
 from example_run import altered, make_run, page_image, two_page_run
 from fake_server import TOKENS, served
@@ -36,6 +36,7 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.statistics import LEAST_REPEATS
+from ocr_phases.collectors.conditions import CoreWaits
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import MeasurementJob, presets_of
@@ -385,6 +386,17 @@ def test_the_small_picture_is_of_the_open_view() -> None:
     assert explorer.picture() != curve
 
 
+def test_the_small_picture_has_the_curves_of_ticked_records() -> None:
+    explorer = Explorer(runs=[make_run(), make_run(seed=5)])
+    alone = explorer.picture()
+
+    explorer.ticked = [row.key for row in explorer.rows[:2]]
+
+    assert explorer.picture() != alone
+    explorer.ticked = []
+    assert explorer.picture() == alone
+
+
 def test_another_row_of_a_batch_begins_at_its_first_token() -> None:
     run = make_run(rows=3)
     explorer = Explorer(runs=[run])
@@ -477,6 +489,18 @@ def test_a_record_of_another_device_says_where_a_new_measurement_would_run(
     assert AGAIN not in explorer.head
     assert ">Measure on this machine with 8 repeats</button>" in explorer.head
     assert says(explorer.head, f"was measured on {device}", f"this machine, {host_name()}")
+
+
+@pytest.mark.parametrize("name", ["tiny", "dummy:layers=2"])
+def test_a_servers_record_is_shown_though_its_model_is_called_like_a_built_in_one(
+    name: str,
+) -> None:
+    run = altered(PhaseRun.load(RUNS / "cpu-vllm-gundam.json.gz"), model={"name": name})
+
+    explorer = Explorer(runs=[run], keep=None)
+
+    assert explorer.message == ""
+    assert "</button>" not in explorer.head
 
 
 def test_the_packages_record_says_that_it_is_an_example_and_ones_own_does_not(
@@ -1081,6 +1105,18 @@ def test_an_interval_of_reads_that_is_asked_for_is_kept(quick: Explorer) -> None
     measured = start(replace(job, settings=asked), Live()).result()
 
     assert measured.request.eos_check_every == 3
+
+
+def test_a_busy_machine_is_told_while_the_page_is_measured(
+    quick: Explorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CoreWaits, "share", 0.9)
+    (job,) = quick.form.jobs(quick.values)
+    live = Live()
+
+    start(replace(job, settings=replace(job.settings, warmup=1)), live).result()
+
+    assert "too noisy" in live.state()["warning"]
 
 
 class Stopper:

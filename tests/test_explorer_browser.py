@@ -223,6 +223,8 @@ def test_a_finished_run_is_shown_in_few_words(panel: Page) -> None:
 def assert_lit(page: Page, token: int, region: int | None = None) -> None:
     """Everything shows this token, and this region: the receipt's regions are numbered in order."""
     page.wait_for_function(f"({LIT})().token === {token}")
+    if region is not None:  # its box is drawn once the page is
+        page.wait_for_function(f"({LIT})().page.join() === '{region}'")
     lit = page.evaluate(LIT)
     assert lit["scrubber"] == token
     assert lit["readout"].startswith(f"Token {token + 1} of ")
@@ -316,6 +318,26 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(
     panel.keyboard.press("Escape")
     assert view.locator(".opv-token.opv-also").count() == 0
     assert panel.inner_text(".opv-readout").startswith("Token ")
+
+
+#: How large the tags of the regions are on the screen, in pixels.
+TYPE_OF_TAGS = """() => {
+  const tags = [...document.querySelectorAll('.opv-left .opv-tag')];
+  const shown = (tag) => parseFloat(getComputedStyle(tag).fontSize) * tag.getScreenCTM().a;
+  return [...new Set(tags.map((tag) => Math.round(shown(tag))))];
+}"""
+
+
+def test_tags_of_regions_are_as_large_however_the_page_is_shown(panel: Page, view: Locator) -> None:
+    view.locator(".opv-page").focus()
+    panel.keyboard.press("0")
+    assert panel.evaluate(TYPE_OF_TAGS) == [11]
+    panel.keyboard.press("+")
+    assert panel.evaluate(TYPE_OF_TAGS) == [11]
+    panel.set_viewport_size({"width": 1000, "height": 1000})
+    panel.wait_for_function(f"({TYPE_OF_TAGS})().join() === '11'")
+    panel.set_viewport_size({"width": 1280, "height": 800})
+    panel.keyboard.press("0")
 
 
 def test_the_page_zooms_and_moves(panel: Page, view: Locator) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from example_run import SHAPES, altered, example, make_run, paced
+from example_run import SHAPES, altered, example, make_run, paced, with_steps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -200,6 +200,45 @@ def test_type_stands_out_from_its_ground() -> None:
 
 
 # -- what figures say ------------------------------------------------------------------------------
+
+
+def slow_in_one_repeat(step: int, repeat: int) -> float:
+    return 50.0 if (step, repeat) == (30, 1) else 4.0
+
+
+def slow_in_every_repeat(step: int, _repeat: int) -> float:
+    return 50.0 if step == 30 else 4.0
+
+
+def not_very_slow(step: int, _repeat: int) -> float:
+    return 6.2 if step == 30 else 4.0 + 0.01 * (step % 3)
+
+
+#: Times of steps, how the slow one is named, and the legend's words for its mark. The scale follows
+#: the usual steps, so that only the last one's is within it.
+SLOW_STEPS = [
+    (slow_in_one_repeat, "50.0 ms in its slowest repeat", "outlier above the plot"),
+    (slow_in_every_repeat, ": 50.0 ms", "outlier above the plot"),
+    (not_very_slow, ": 6.20 ms", "outlier: a far slower step"),
+]
+
+
+@pytest.mark.parametrize(("ms", "name", "label"), SLOW_STEPS)
+def test_an_outlier_is_marked_above_the_median_at_the_time_that_its_name_says(
+    ms: Callable[[int, int], float], name: str, label: str
+) -> None:
+    run = with_steps(make_run(repeats=5), ms)
+
+    (axes,) = plot_latency(run).axes
+
+    (text,) = (text.get_text() for text in axes.texts)
+    assert text.startswith("token 32 ")
+    assert text.endswith(name)
+    (marks,) = (line for line in axes.lines if line.get_label().startswith("outlier"))
+    assert marks.get_label() == label
+    assert marks.get_xdata().tolist() == [32]
+    top = axes.get_ylim()[1]
+    assert marks.get_ydata().tolist() == [pytest.approx(min(top, ms(30, 1)))]
 
 
 def clocks_drawn(run: PhaseRun) -> set[str]:

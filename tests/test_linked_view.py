@@ -14,11 +14,11 @@ import pytest
 import traitlets
 from conftest import RUNS
 from elements import Elements
-from example_run import make_run
+from example_run import make_run, paced
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
-from PIL import Image
+from PIL import Image, ImageColor
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.text import ms_text
@@ -279,6 +279,41 @@ def tallest_red_line(run: PhaseRun, token: int) -> int:
 def test_a_line_marks_the_token_s_step_in_the_picture_of_a_curve(run: PhaseRun) -> None:
     assert tallest_red_line(run, 40) > 200
     assert tallest_red_line(run, 0) < 20  # the prefill makes it
+
+
+def has_colour(bundle: dict[str, Any], colour: str) -> bool:
+    """Whether the figure in a picture has pixels that are nearly of a colour, as ``#007a5a``."""
+    jpeg = base64.b64decode(bundle["image/jpeg"])
+    pixels = np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")).astype(int)[:, -600:]
+    distance = np.abs(pixels - ImageColor.getrgb(colour)).max(axis=2)
+    return bool((distance < 24).sum() > 20)
+
+
+#: The colours of the first and of the fourth other curve in view.css.
+OF_FIRST_OTHER = "#007a5a"
+OF_FOURTH_OTHER = "#5b5fc7"
+
+
+def test_the_picture_in_a_saved_notebook_has_the_curves_of_other_records_too(run: PhaseRun) -> None:
+    slower = paced(run, 1.5)
+    curve = LatencyCurve(run)
+    alone = curve.picture()
+    curve.others = [slower]
+
+    assert not has_colour(alone, OF_FIRST_OTHER)
+    assert has_colour(curve.picture(), OF_FIRST_OTHER)
+    assert has_colour(RecordView(run, others=[slower]).picture(), OF_FIRST_OTHER)
+    curve.others = []
+    assert curve.picture() == alone
+
+
+def test_the_picture_of_most_curves_is_small(run: PhaseRun) -> None:
+    others = [paced(run, 1.0 + place) for place in range(MOST_OTHERS)]
+
+    bundle = RecordView(run, others=others).picture()
+
+    assert has_colour(bundle, OF_FOURTH_OTHER)
+    assert len(bundle["text/html"]) < 300_000
 
 
 @pytest.mark.parametrize("others", [1, MOST_OTHERS])

@@ -3,14 +3,16 @@
 The times are numbers of these tests; no clock is read.
 """
 
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import pytest
 
-from ocr_phases.cli.measuring import ShownText, measure_with_bar
+from ocr_phases.cli.measuring import Bar, ShownText, measure_with_bar
 from ocr_phases.errors import Interrupted
 from ocr_phases.measure.cells import Cell
-from ocr_phases.measure.progress import RunProgress, SweepProgress, left_text
+from ocr_phases.measure.progress import RunProgress, SweepProgress, left_text, write_line
 
 LIMIT = 8_192
 
@@ -123,6 +125,21 @@ def test_a_command_shows_the_warm_up_and_then_an_estimate_from_the_runs_that_are
     assert len(lines) == 1, "a log gets one line for each finished run"
     assert "33%" in lines[0]
     assert "1 of 3 runs done, about " in lines[0]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "before"), [(Terminal, "\r"), (io.StringIO, "")])
+def test_a_line_that_is_printed_beside_a_bar_begins_at_the_left(stream, before):
+    shown = stream()
+    with redirect_stdout(shown), redirect_stderr(shown), Bar(4, "page", "Measuring") as bar:
+        bar.print_above("A line.")
+        write_line("A warning.")
+    assert f"{before}A line.\n" in shown.getvalue()
+    assert f"{before}A warning.\n" in shown.getvalue()
 
 
 # -- a sweep ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``verify --published``: the kit for whoever has the published weights, on the weights at hand."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,37 @@ def test_the_built_in_model_is_named_and_its_records_stay_beside_the_file(tmp_pa
     records = sorted((folder / "records").iterdir())
     assert [path.name for path in records] == ["invoice.json", "paper.json", "receipt.json"]
     assert all(Record.load(path).truths for path in records)
+
+
+def test_the_record_of_a_page_is_written_once(tmp_path, monkeypatch):
+    measured = OCRSession.run_inference
+    marked = []
+
+    def run_inference(session, page, **settings):
+        for path in (tmp_path / "records").glob("*.json"):
+            os.utime(path, ns=(0, 0))  # one that is written again gets the time of that
+            marked.append(path)
+        return measured(session, page, **settings)
+
+    monkeypatch.setattr(OCRSession, "run_inference", run_inference)
+    assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 0
+    assert {path.name for path in marked} == {"receipt.json", "invoice.json"}
+    assert {path.stat().st_mtime_ns for path in marked} == {0}
+
+
+def test_a_page_without_a_record_leaves_none_of_an_earlier_output(tmp_path, monkeypatch):
+    assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 0
+    measured = OCRSession.run_inference
+
+    def run_inference(session, page, **settings):
+        if "paper" in page:
+            raise OcrPhasesError("It broke.")
+        return measured(session, page, **settings)
+
+    monkeypatch.setattr(OCRSession, "run_inference", run_inference)
+    assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 1
+    records = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert records == ["invoice.json", "receipt.json"]
 
 
 def test_a_page_that_fails_loses_nothing_of_the_others(

@@ -5,18 +5,22 @@ lost.
 import gzip
 import json
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 from scripted_server import (
+    DONE,
     STEP,
     Event,
+    Handler,
     answer,
     at_once,
     chunk,
@@ -35,7 +39,8 @@ from ocr_phases import OcrPhasesError, PhaseRun, compare
 from ocr_phases.analyse.cards import key_metrics_text
 from ocr_phases.analyse.sentences import headline, verdict
 from ocr_phases.cli import main
-from ocr_phases.engines.client import Deadline, ServerFailed
+from ocr_phases.engines.answers import ask
+from ocr_phases.engines.client import Choice, Chunk, Deadline, ServerFailed, _TimedSocket
 from ocr_phases.engines.metrics import read_metrics
 from ocr_phases.record import SCHEMA
 from ocr_phases.record.record import READABLE_SCHEMAS
@@ -455,6 +460,17 @@ def with_last_choice(choice: dict[str, Any]) -> list[Event]:
     return answer(WORDS, at_once({"choices": [choice]}), at_once(usage(12)))
 
 
+def of_several_choices(indices: Sequence[int]) -> list[Event]:
+    """An answer of 12 tokens to each of several choices, of which one was asked for."""
+    events = []
+    for pause, event in words(12):
+        (choice,) = event["choices"]
+        for index in indices:
+            events.append((pause, {"choices": [choice | {"index": index}]}))
+    end = {"choices": [{"index": index, "finish_reason": "stop"} for index in indices]}
+    return [*events, at_once(end), at_once(DONE)]
+
+
 LOGPROB_NULL = {"content": [{"token": "w ", "logprob": None}]}
 #: What is odd in a stream, and harmless: the events of an answer of 12 tokens.
 ODD = {
@@ -482,6 +498,19 @@ ODD = {
         at_once(usage(12)),
         at_once("data: {rubbish\n\n"),
     ],
+    "logprob that no float holds": answer(
+        timed(chunk("w ", choice_logprobs={"content": [{"logprob": -(10**400)}]})) * 12, ended()
+    ),
+    "usage of another kind": with_counts({"usage": [12]}),
+    "a count that no float holds": with_counts(usage(10**400)),
+    "several choices, one after the other": of_several_choices([0, 1]),
+    "several choices, the second first": of_several_choices([1, 0]),
+    "a reason to end that is empty": answer(
+        timed(chunk("w ", choice_finish_reason="")) * 12, ended()
+    ),
+    "a reason to end in every chunk": answer(
+        timed(chunk("w ", choice_finish_reason="stop")) * 12, ended()
+    ),
     "comments and events": counted(
         [at_once("event: message\n"), at_once(": ping\n\n"), *WORDS], 12
     ),
@@ -496,6 +525,134 @@ def test_a_harmless_oddity_loses_nothing(case: str, tmp_path: Path) -> None:
     assert run.result.finish_reason == "eos"
     assert run.repeats == [0, 1]
     PhaseRun.load(run.save(tmp_path / "run.json"))._repr_mimebundle_()
+
+
+def test_a_byte_order_mark_costs_no_token() -> None:
+    def send(connection: socket.socket) -> None:
+        connection.sendall(HEAD + b"\r\n\xef\xbb\xbf" + FIRST + FIRST + b"data: [DONE]\n\n")
+
+    with serving([]) as server:
+        server.send_raw = send
+        run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+
+    assert run.text == "a a "
+
+
+def test_what_repeats_the_text_of_a_delta_is_not_left_out() -> None:
+    details = [{"type": "reasoning.text", "text": "r "}]
+    twice = delta_of(reasoning="r ", reasoning_details=details)
+    of_proxy = delta_of(content="w ", provider_specific_fields={"a": 1})
+
+    run = measure(counted(timed(twice) * 6 + timed(of_proxy) * 6, 12))
+
+    assert run["tokens"] == 12
+    assert check_result(run, "token_times")[0] == "note"
+
+
+def test_an_answer_without_text_says_what_came_instead() -> None:
+    call = delta_of(tool_calls=[{"function": {"arguments": "{}"}}])
+
+    with pytest.raises(ServerFailed, match="without a token, with tool_calls instead"):
+        measure(counted(timed(call), 6))
+
+
+@dataclass
+class SlowChunks:
+    """A server whose chunks come so many seconds after one another by a clock of its own."""
+
+    pause: float
+    count: int
+    now: float = 0.0
+    answer_timeout: float = 3600.0
+    first_token_timeout: float = 300.0
+    url: str = "http://slow.example/v1"
+
+    def monotonic(self) -> float:
+        """The clock's time."""
+        return self.now
+
+    def stream(self, body: Any, deadline: Deadline) -> Iterator[tuple[float, Chunk]]:
+        """Chunks of which each has a reason to end."""
+        del body
+        for _ in range(self.count):
+            self.now += self.pause
+            if deadline.remaining <= 0:
+                raise ServerFailed(deadline.missed)
+            yield self.now, Chunk([Choice(delta={"content": "w "}, finish_reason="stop")])
+
+
+def test_tokens_that_follow_a_reason_to_end_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = SlowChunks(pause=6.0, count=10)
+    monkeypatch.setattr("ocr_phases.engines.client.time", server)
+    monkeypatch.setattr("ocr_phases.engines.answers.time", server)
+
+    assert ask(server, {}).text == "w " * 10
+
+
+@dataclass(frozen=True)
+class NoStream:
+    """An answer with status 200 that is no stream, and what is said of it."""
+
+    body: str
+    sentence: str
+    headers: str = ""
+
+
+NO_STREAMS = {
+    "a page of a portal": NoStream(
+        "<!DOCTYPE html>\n<p>Log in", "does not stream: its answer begins with '<!DOCTYPE html>"
+    ),
+    "an error": NoStream('{"error": {"message": "no such model"}}', "gave up (no such model)."),
+    "an error on several lines": NoStream(
+        '{\n "detail": "no such model"\n}', "gave up (no such model)."
+    ),
+    "a list of errors": NoStream('[{"error": {"message": "too busy"}}]', "gave up (too busy)."),
+    "a whole answer": NoStream('{"choices": []}', "does not stream: it answered all at once."),
+    "nothing": NoStream("", "ended the connection in the middle of an answer."),
+    "compressed": NoStream(
+        "", "compresses its answers (gzip), which holds tokens", "Content-Encoding: gzip\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_STREAMS)
+def test_an_answer_that_is_no_stream_is_told(case: str) -> None:
+    no_stream = NO_STREAMS[case]
+
+    def send(connection: socket.socket) -> None:
+        headers = f"HTTP/1.1 200 OK\r\n{no_stream.headers}\r\n"
+        connection.sendall((headers + no_stream.body).encode())
+
+    with serving([]) as server:
+        server.send_raw = send
+        with pytest.raises(ServerFailed) as caught:
+            ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+
+    assert no_stream.sentence in str(caught.value)
+
+
+#: Errors in the middle of an answer, of servers that do not tell them as OpenAI does.
+OTHER_ERRORS = {
+    "older vLLM": {"object": "error", "message": "boom", "type": "BadRequestError", "code": 400},
+    "a message alone": {"message": "boom", "code": 500},
+    "a detail alone": {"detail": "boom"},
+    "an event": 'event: error\ndata: {"message": "boom"}\n\n',
+    "an event with text": "event: error\ndata: boom\n\n",
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ERRORS)
+def test_an_error_in_other_words_is_no_short_answer(case: str) -> None:
+    events = [*words(3), at_once(OTHER_ERRORS[case]), at_once(DONE)]
+
+    with pytest.raises(ServerFailed, match=r"gave up \(boom\)"):
+        measure(events)
+
+
+def test_an_event_of_another_name_does_not_make_the_next_one_an_error() -> None:
+    events = [at_once("event: error\n\n"), *words(12), ended(), at_once(DONE)]
+
+    assert len(measure(events).result.ids) == 12
 
 
 @pytest.mark.parametrize(
@@ -680,6 +837,81 @@ def test_a_name_that_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(socket, "getaddrinfo", find_nothing)
     with pytest.raises(ServerFailed, match="cannot be reached .Name or service not known."):
         ocr_phases.connect("http://no-such-host.example:8000/v1")
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        # The system would take the port 34463.
+        ("http://127.0.0.1:99999/v1", "There is no port 99999"),
+        ("http://127.0.0.1:PORT/v1/ü", "characters that no address has"),
+        ("http://a..b:PORT/v1", "characters that no address has"),
+        ("http://127.0.0.1:PORT/v1/\x01", "characters that no address has"),
+    ],
+)
+def test_an_address_that_cannot_be_is_told(address: str, sentence: str) -> None:
+    with serving([]) as server:
+        port = server.server_address[1]
+        with pytest.raises(OcrPhasesError, match=sentence):
+            ocr_phases.connect(address.replace("PORT", str(port)))
+
+
+def certificate_error() -> ssl.SSLCertVerificationError:
+    """The error of a certificate that nobody signed."""
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (certificate_error(), "not trusted .self-signed certificate.: name .* SSL_CERT_FILE"),
+        (ssl.SSLError(1, "wrong version number"), "does not speak TLS .*http instead of https"),
+        (ssl.SSLEOFError(8, "EOF occurred"), "ended the connection"),
+    ],
+)
+def test_a_fault_of_tls_is_told(
+    error: ssl.SSLError, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: HTTPSConnection) -> None:
+        raise error
+
+    monkeypatch.setattr(HTTPSConnection, "connect", fail)
+    with pytest.raises(ServerFailed, match=sentence):
+        ocr_phases.connect("https://127.0.0.1:9/v1")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, ssl.SSLEOFError])
+def test_a_page_that_is_too_large_is_told_by_a_server_that_did_not_read_it(
+    error: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_all = _TimedSocket.sendall
+
+    def send_and_fail(self: _TimedSocket, data: Any) -> None:
+        send_all(self, data)
+        if data.startswith(b'{"'):  # the body of a page
+            raise error
+
+    def answer_too_large(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\n\r\n")
+
+    with serving([]) as server:
+        session = ocr_phases.connect(server.url)
+        monkeypatch.setattr(_TimedSocket, "sendall", send_and_fail)
+        server.send_raw = answer_too_large
+        with pytest.raises(ServerFailed, match="no request as large as this page .413."):
+            session.run_inference(PAGE, **SETTINGS)
+
+
+def test_an_address_below_which_no_models_are_is_told() -> None:
+    def no_such_path(self: Handler) -> None:
+        self.send_error(404)
+
+    with serving([]) as server:
+        server.RequestHandlerClass = type("Other", (Handler,), {"do_GET": no_such_path})
+        with pytest.raises(ServerFailed, match="give the address that stands before /models"):
+            ocr_phases.connect(f"{server.url}/chat/completions")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "deepseek-ocr"])

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -508,9 +509,27 @@ def test_an_error_about_a_setting_names_it_in_a_field(settings: dict[str, Any], 
     ],
 )
 def test_the_command_line_names_options_in_place_of_keywords(keyword: Keyword, option: str) -> None:
-    spelling = OptionSpelling(DEFAULTS)
+    spelling = OptionSpelling.of_command(Namespace(**DEFAULTS))
     error = SettingError(keyword.name, "Drop {keyword}.", keyword=keyword)
     assert error.sentence(spelling) == f"Drop {option}."
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "option"),
+    [
+        (["--server"], "model", "--server"),
+        (["--model"], "model", "--model"),
+        (["--strategies"], "strategy", "--strategies"),
+        (["--dtypes"], "dtype", "--dtypes"),
+        (["--batch"], "batch", "--batch"),
+        ([], "dtype", "--dtype"),
+    ],
+)
+def test_the_command_line_names_the_option_that_was_given(
+    given: list[str], name: str, option: str
+) -> None:
+    spelling = OptionSpelling.of_command(Namespace(**DEFAULTS, given=given))
+    assert spelling(Keyword(name)) == option
 
 
 def test_a_value_in_a_sentence_may_have_braces_and_is_never_read_as_a_place() -> None:

@@ -2,16 +2,14 @@
 spoiled it.
 """
 
-import argparse
-
 import pytest
 import torch
 from conftest import PAGES
 from example_run import altered, make_run, paced
 
 from ocr_phases.analyse.noise import busy_host, busy_warning, repeat_spread
-from ocr_phases.cli.measuring import measure_with_bar
 from ocr_phases.collectors.conditions import CoreWaits
+from ocr_phases.measure.busy import busy_warnings_to
 
 QUICK = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
 
@@ -104,21 +102,49 @@ def test_a_busy_machine_is_told_before_the_repeats(waited, kind, cores, threads,
     assert bool(warning) == bool(words)
 
 
-@pytest.mark.parametrize(
-    ("device", "warmup", "times"), [("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 0, 0), ("", 1, 0)]
-)
-def test_the_command_line_warns_once_after_the_warm_up(device, warmup, times, monkeypatch, capsys):
+@pytest.fixture
+def busy_machine(monkeypatch):
+    """A machine on which this program waits for its cores nearly all the time."""
     monkeypatch.setattr(CoreWaits, "share", 0.9)
-    run = make_run()
 
-    def measurement(progress, on_tokens):
-        for done in range(warmup + 4):
-            progress(done, warmup + 3)
-        return run
 
-    measured = measure_with_bar(
-        argparse.Namespace(), measurement, token_limit=8, warmup=warmup, device=device
-    )
+WARNING = "in the warm-up this program waited"
 
-    assert measured is run
-    assert capsys.readouterr().err.count("in the warm-up this program waited") == times
+
+@pytest.mark.usefixtures("busy_machine")
+@pytest.mark.parametrize(("warmup", "times"), [(0, 0), (1, 1), (2, 1)])
+def test_a_measurement_warns_once_after_its_warm_up(warmup, times, golden_session, capsys):
+    at_repeats = []
+
+    def progress(done, total):
+        if done > warmup:
+            at_repeats.append(capsys.readouterr().err.count(WARNING))
+
+    settings = {**QUICK, "warmup": warmup, "repeats": 2}
+    golden_session.run_inference(PAGES / "slide.png", progress=progress, **settings)
+
+    assert at_repeats == [times, 0]
+
+
+@pytest.mark.usefixtures("busy_machine")
+def test_a_warm_up_that_is_left_out_warns_of_nothing(golden_session, capsys):
+    settings = {**QUICK, "warmup": 1, "warm_once": True}
+    golden_session.run_inference(PAGES / "slide.png", **settings)
+    capsys.readouterr()
+    golden_session.run_inference(PAGES / "slide.png", **settings)
+    assert WARNING not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("busy_machine")
+def test_a_sweep_warns_once(golden_session, capsys):
+    golden_session.sweep(PAGES / "slide.png", presets=["tiny"], lengths=[2, 3], repeats=1)
+    assert capsys.readouterr().err.count(WARNING) == 1
+
+
+@pytest.mark.usefixtures("busy_machine")
+def test_whoever_listens_gets_the_warning_instead(golden_session, capsys):
+    heard = []
+    with busy_warnings_to(heard.append):
+        golden_session.run_inference(PAGES / "slide.png", **{**QUICK, "warmup": 1})
+    assert [WARNING in warning for warning in heard] == [True]
+    assert WARNING not in capsys.readouterr().err

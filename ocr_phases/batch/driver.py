@@ -85,6 +85,8 @@ class PageCounts:
         The reasons of failures before any page went well.
     by_slot : dict of str to set of str
         The ids of pages that failed one after another, by the place of their worker.
+    busy : dict of str to str
+        What first warned that a machine is too busy, by the name of its host.
     """
 
     kept: int = 0
@@ -93,6 +95,7 @@ class PageCounts:
     again: int = 0
     alike: collections.Counter[str] = field(default_factory=collections.Counter)
     by_slot: dict[str, set[str]] = field(default_factory=lambda: collections.defaultdict(set))
+    busy: dict[str, str] = field(default_factory=dict)
 
     @property
     def pages(self) -> int:
@@ -127,9 +130,14 @@ class PageCounts:
             )
 
 
+def _host_of(outcome: Outcome) -> str:
+    """The name of the machine whose worker tried the page."""
+    return outcome.slot.partition(":")[0]
+
+
 def _broken_worker(outcome: Outcome) -> str:
     """What is said where pages failed one after another in one worker, the last one so."""
-    host = outcome.slot.partition(":")[0]
+    host = _host_of(outcome)
     reason = outcome.reason.rstrip(".")
     advice = "Mend the device or its model; if it is sound, leave these pages out"
     if outcome.failure == "timeout":
@@ -252,6 +260,8 @@ def _run(
                 task = running[future]
                 outcome = _result(future)
                 task.attempts.append(outcome)
+                if outcome.busy:
+                    counts.busy.setdefault(_host_of(outcome), outcome.busy)
                 is_retried = outcome.failure not in _SOUND and len(task.attempts) <= retries
                 if outcome.place and not is_retried:
                     take(task.folder, outcome.place)

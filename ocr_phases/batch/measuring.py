@@ -48,6 +48,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     with refusing_as("request"):
         settings = Settings(**job.settings, price_per_hour=price)
     with refusing_as("model"):
+        from ocr_phases.measure.busy import busy_warnings_to
         from ocr_phases.session.kept import kept_session
 
         session = kept_session(**settings.of_model())
@@ -55,17 +56,19 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     with refusing_as("output"):
         place = attempt_folder(Path(request["folder"]))
     why_no_report = ""
-    if request["mode"] == "notebook" and find_spec("papermill") is not None:
-        why_no_report = _measure_in_notebook(place, job, price)
-        with refusing_as("output"):
-            run = PhaseRun.load(place / RECORD)
-    else:
-        if request["mode"] == "notebook":
-            why_no_report = "This worker has no papermill."
-        with refusing_as("request", job.source):
-            run = session.run_inference(job.source, **settings.of_run())
-        with refusing_as("output"):
-            write_into(place, {RECORD: run.to_json()})
+    busy_warnings: list[str] = []
+    with busy_warnings_to(busy_warnings.append):
+        if request["mode"] == "notebook" and find_spec("papermill") is not None:
+            why_no_report = _measure_in_notebook(place, job, price)
+            with refusing_as("output"):
+                run = PhaseRun.load(place / RECORD)
+        else:
+            if request["mode"] == "notebook":
+                why_no_report = "This worker has no papermill."
+            with refusing_as("request", job.source):
+                run = session.run_inference(job.source, **settings.of_run())
+            with refusing_as("output"):
+                write_into(place, {RECORD: run.to_json()})
     with refusing_as("output"):
         if job.sha256 not in (None, run.page.sha256):
             raise Refused(
@@ -73,7 +76,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
                 f"{job.name} was changed in the meantime: the same command takes it as it is.",
             )
         write_figures(place, run, job.id, job.name)
-    return Outcome(place=place.name, report=why_no_report)
+    return Outcome(place=place.name, report=why_no_report, busy="".join(busy_warnings))
 
 
 @seldom_collected()

@@ -51,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True):
         What ``auto`` stands for in the worker, where that was the request.
     pages : int
         How many pages a file has, where that was the request.
+    busy : str
+        What warned after the warm-up that the machine is too busy; empty where nothing did.
     stderr : str
         The last lines of a process that is replaced.
     """
@@ -67,4 +69,5 @@ class Outcome(msgspec.Struct, frozen=True):
     place: str = ""
     device: str = ""
     pages: int = 0
+    busy: str = ""
     stderr: str = ""

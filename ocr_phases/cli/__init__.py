@@ -13,9 +13,11 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NamedTuple
 
 from ocr_phases.cli import (
@@ -30,7 +32,7 @@ from ocr_phases.cli import (
     verify,
 )
 from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
-from ocr_phases.cli.options import OptionSpelling, Parser
+from ocr_phases.cli.options import OptionSpelling, Parser, given_options
 from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import Interrupted, OcrPhasesError, stop_signals
@@ -39,6 +41,8 @@ from ocr_phases.versions import __version__
 
 #: Seconds within which a second signal says nothing new: a closing terminal sends two.
 _ONE_SIGNAL_SECONDS = 1.0
+#: Seconds after which it is looked again whether an import has ended.
+_IMPORT_PAUSE_SECONDS = 0.01
 
 _DESCRIPTION = (
     "Measure how long a document vision-language model such as DeepSeek-OCR takes to read a page: "
@@ -62,25 +66,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         _complete(os.environ.get("COMP_LINE", "").split())
     words = sys.argv[1:] if argv is None else list(argv)
-    last_signal = -_ONE_SIGNAL_SECONDS
-
-    def stop(number: int, _: object) -> None:
-        nonlocal last_signal
-        now = time.monotonic()
-        is_new = now - last_signal >= _ONE_SIGNAL_SECONDS
-        last_signal = now
-        if is_new:
-            raise KeyboardInterrupt(number)
-
+    stop = _StopSignals()
     try:
         with plain_streams() as out, stop_signals(stop):
-            code = _run(words)
+            try:
+                code = _run(words)
+            finally:
+                stop.ended = True
             out.flush()
     except KeyboardInterrupt as signal_received:  # a second one, or one before a verb runs
         return _code_of_signal(signal_received)
     if code == Exit.DONE and out.failed:
         return Exit.OUTPUT_LOST
     return code
+
+
+class _StopSignals:
+    """What a command does with the signals that end it: it raises `KeyboardInterrupt`.
+
+    A module that is imported meanwhile is imported first. An exception in the middle of an import
+    is lost where the import has another way out, and some modules of C make an ImportError of it,
+    or end the process. A second signal does not wait.
+    """
+
+    def __init__(self) -> None:
+        #: Whether there is no command any more that a signal could end.
+        self.ended = False
+        self._last = -_ONE_SIGNAL_SECONDS
+        self._waits_for_import = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        is_new = now - self._last >= _ONE_SIGNAL_SECONDS
+        self._last = now
+        if not is_new:
+            return
+        if self._waits_for_import or not _is_importing(frame):
+            raise KeyboardInterrupt(number)
+        self._waits_for_import = True
+        threading.Thread(target=self._send_after_import, args=(number,), daemon=True).start()
+
+    def _send_after_import(self, number: int) -> None:
+        """Send the signal once more when the main thread has imported what it imports."""
+        main_thread = threading.main_thread().ident or 0
+        while _is_importing(sys._current_frames().get(main_thread)):
+            time.sleep(_IMPORT_PAUSE_SECONDS)
+        if not self.ended:
+            self._last = -_ONE_SIGNAL_SECONDS
+            os.kill(os.getpid(), number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether the command is importing a module where this frame runs."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _code_of_signal(interrupt: KeyboardInterrupt) -> int:
@@ -94,7 +136,7 @@ def _run(words: list[str]) -> int:
     verbs = [word for word in words if not word.startswith("-")]
     verb = verbs[0] if verbs else None
     arguments = argparse.Namespace(verb=verb, stopped=0, result={})
-    prints_json = "--json" in words
+    prints_json = "--json" in given_options(words)
     with contextlib.redirect_stdout(sys.stderr if prints_json else sys.stdout):
         end = _run_verb(words, arguments)
     if end.reason:
@@ -123,7 +165,7 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     except KeyboardInterrupt as interrupt:
         return _End(_code_of_signal(interrupt), _stop_reason(interrupt, arguments))
     except OcrPhasesError as error:
-        return _End(Exit.ERROR, error.sentence(OptionSpelling(vars(arguments))))
+        return _End(Exit.ERROR, error.sentence(OptionSpelling.of_command(arguments)))
     except ModuleNotFoundError as error:
         return _End(Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}")
     except OSError as error:
@@ -134,7 +176,9 @@ def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
     except Exception as error:  # noqa: BLE001  (whatever it is, a user gets one sentence)
         return _bug(error)
     if arguments.stopped:
-        reason = "stopped: the result has the finished repeats only."
+        # Of `sweep` only a load test comes here: the cells of a sweep are in its folder.
+        finished = "levels" if arguments.verb == "sweep" else "repeats"
+        reason = f"stopped: the result has the finished {finished} only."
         return _End(Exit.SIGNAL + arguments.stopped, reason)
     if code is None:  # most verbs have one way to end
         code = Exit.DONE

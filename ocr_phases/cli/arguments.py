@@ -17,13 +17,12 @@ from ocr_phases.cli.options import (
     number,
     number_list,
 )
-from ocr_phases.families import PRESET_NAMES
+from ocr_phases.families import PRESETS_BY_FAMILY
 from ocr_phases.settings import ModelSettings, RunSettings, full_help_text, kind
 
 _PAGE_HELP = (
     "an image file, or a page of a PDF or TIFF file (file.pdf#3); file.pdf#1-8 are eight pages"
 )
-_PRESETS = ", ".join(PRESET_NAMES)
 _COUNT = number(int, 0)
 _PERCENT = number(float, 0)
 _SECONDS = number(float, 0.001)
@@ -78,7 +77,8 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         type=name_list,
         default=[],
         metavar="LIST",
-        help=f"measure every page at each of these presets, instead of --preset: {_PRESETS}",
+        help="measure every page at each of these presets, instead of --preset. "
+        f"{PRESETS_BY_FAMILY}",
     )
     command.add_argument(
         "--render",
@@ -179,7 +179,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--batch",
         dest="dry_batch",
-        type=number(int, 1),
+        type=number(int, 1, 1000),
         default=1,
         metavar="N",
         help="with --dry-run: number of pages that the model reads at the same time (default: "
@@ -374,7 +374,7 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=name_list,
         default="tiny,base",
         metavar="LIST",
-        help=f"presets to compare, of {_PRESETS} (default: %(default)s)",
+        help=f"presets to compare (default: %(default)s). {PRESETS_BY_FAMILY}",
     )
     command.add_argument(
         "--strategies",

@@ -18,6 +18,7 @@ from ocr_phases.cli.measuring import Bar
 from ocr_phases.cli.options import BATCH
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import Keyword, OcrPhasesError
+from ocr_phases.measure.progress import write_line
 from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
@@ -113,9 +114,12 @@ class _Progress:
         self.workers = workers
         self.most_seconds = most_seconds  # without a worker
         self.last_seen = time.monotonic()
+        self.busy_hosts: set[str] = set()  # of which it was said
 
     def show(self, counts: PageCounts) -> None:
-        """Show the counts; `OcrPhasesError` after ``most_seconds`` without a worker."""
+        """Show the counts, and say once of each machine that it is too busy; `OcrPhasesError` after
+        ``most_seconds`` without a worker.
+        """
         from ocr_phases.batch.outcome import GOES_ON
 
         note = f"{counts.failed:,} failed"
@@ -123,6 +127,10 @@ class _Progress:
             self.last_seen = time.monotonic()
         else:
             note += ", waiting for a worker"
+        for host, warning in counts.busy.items():
+            if host not in self.busy_hosts:
+                self.busy_hosts.add(host)
+                write_line(f"On {host}: {warning}")
         self.bar.show_count(counts.pages, counts.done, note)
         if time.monotonic() - self.last_seen > self.most_seconds:
             raise OcrPhasesError(f"There was no worker for {self.most_seconds:g} s. {GOES_ON}")
@@ -155,9 +163,9 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         bar.total = before["found"]
         if left_out:
             files = count_text(left_out.total(), "file")
-            print(f"{files} left out ({', '.join(sorted(left_out))})")
+            bar.print_above(f"{files} left out ({', '.join(sorted(left_out))})")
         if is_resumed:
-            _print_resumed(before)
+            bar.print_above(_resumed_sentence(before))
         counts = measure_pages(
             out,
             workers,
@@ -196,10 +204,10 @@ def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> 
         yield from page.at(arguments.presets)
 
 
-def _print_resumed(before: dict[str, int]) -> None:
-    """Say what a batch that goes on has from before, and what is left to do."""
+def _resumed_sentence(before: dict[str, int]) -> str:
+    """What a batch that goes on has from before, and what is left to do."""
     to_do = count_text(before["found"] - before["finished"], "page")
-    print(
+    return (
         f"Resumed: {before['found']:,} found, {before['finished']:,} finished, "
         f"{before['failed']:,} failed before. This measures {to_do}."
     )

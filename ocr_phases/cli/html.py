@@ -15,7 +15,8 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.report.render import render_html
 
     notebook = Path(arguments.notebook)
-    target = Path(arguments.out or notebook.with_suffix(".html"))
+    # A folder such as . has no name whose ending could be another; it is refused where it is read.
+    target = Path(arguments.out or notebook.parent / f"{notebook.stem}.html")
     check_names(
         output_folder(target.parent),
         re.escape(target.name),

@@ -16,13 +16,12 @@ from ocr_phases.cli.options import OF_SERVERS
 from ocr_phases.cli.refusals import refuse_of_servers, refuse_options
 from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
-from ocr_phases.measure.progress import RunProgress, left_text
+from ocr_phases.measure.progress import RunProgress, left_text, write_line
 from ocr_phases.settings import Settings
 from ocr_phases.text import plain
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.collectors.conditions import CoreWaits
     from ocr_phases.engines.session import ServerSession
     from ocr_phases.results.run import PhaseRun
     from ocr_phases.session.session import OCRSession
@@ -52,6 +51,13 @@ class Bar(tqdm):
             return super().display(msg, pos)
         print(self, file=sys.stderr, flush=True)
         return True
+
+    def print_above(self, line: str) -> None:
+        """Print a line on stdout; on a terminal the bar goes on below it."""
+        if self.gui:
+            print(line)
+        else:
+            self.write(line, file=sys.stdout)
 
     def show_count(self, finished: int, by_this_command: int, note: str) -> None:
         """How many of all are finished; those that this command worked on make the rate."""
@@ -107,10 +113,7 @@ class ShownText:
             self._line = ""
 
     def _write(self, line: str) -> None:
-        if sys.stderr.isatty():
-            tqdm.write(plain(line), file=sys.stderr)
-        else:  # the bar writes whole lines there, too
-            print(plain(line), file=sys.stderr, flush=True)
+        write_line(plain(line))
 
 
 def warn_of_remote_code(model: str) -> None:
@@ -196,11 +199,8 @@ def measure(
         page = arguments.page
     run_inference = partial(session.run_inference, page, **keywords)
     shown = _shown_text(session) if "--show-text" in arguments.given else None
-    from ocr_phases.engines.session import ServerSession
-
-    device = "" if isinstance(session, ServerSession) else str(session.device)
     return measure_with_bar(
-        arguments, run_inference, settings.expected_tokens, settings.warmup, shown, device
+        arguments, run_inference, settings.expected_tokens, settings.warmup, shown
     )
 
 
@@ -220,26 +220,18 @@ def measure_with_bar(
     token_limit: int,
     warmup: int,
     shown: ShownText | None = None,
-    device: str = "",
 ) -> PhaseRun:
     """The record of a measurement, beside a `Bar`; of the finished repeats where a signal stops it.
 
     ``token_limit`` is the maximum number of new tokens of each run, the first ``warmup`` of which
-    are not recorded. ``shown`` writes the text of the first run above the bar. On
-    a ``device`` of this machine, a line says after the warm-up where other programs hold the cores.
+    are not recorded. ``shown`` writes the text of the first run above the bar.
     """
     runs = RunProgress(token_limit, warmup)
-    waits: CoreWaits | None = None
     with Bar(None, "token") as bar:
 
         def progress(done: int, total: int) -> None:
-            nonlocal waits
             if not done:  # the clock starts when all is set up
                 bar.unpause()
-                if device and warmup:
-                    waits = _watch_waits()
-            elif done == warmup and waits is not None:
-                _tell_of_waits(bar, waits, device)
             runs.next_run(done, total, time.perf_counter())
             bar.show_runs(runs)
             bar.n = runs.tokens_done
@@ -263,32 +255,6 @@ def measure_with_bar(
         finally:
             if shown is not None:
                 shown.end()
-
-
-def _watch_waits() -> CoreWaits:
-    """Watch how long this program waits for a core from now on; a server's measurement needs no
-    torch, which this imports.
-    """
-    from ocr_phases.collectors.conditions import CoreWaits
-
-    return CoreWaits()
-
-
-def _tell_of_waits(bar: Bar, waits: CoreWaits, device: str) -> None:
-    """Say on stderr that the machine is busy, where this program waited for its cores."""
-    import torch
-
-    from ocr_phases.analyse.noise import busy_warning
-    from ocr_phases.models.devices import usable_cores
-
-    kind = torch.device(device).type
-    warning = busy_warning(waits.share, kind, len(usable_cores()), torch.get_num_threads())
-    if not warning:
-        return
-    if bar.gui:  # a log has lines alone
-        print(warning, file=sys.stderr, flush=True)
-    else:
-        bar.write(warning, file=sys.stderr)
 
 
 def with_truth_and_price(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -63,6 +64,25 @@ SETTINGS = {
     "sweep": [*setting_names(ModelSettings), *SHARED, PRICE],
     "batch": [*BATCH, PRICE],
 }
+#: Options that name several values of a setting, or the setting in another way.
+_OTHER_OPTIONS = {
+    "--models": "model",
+    "--presets": "preset",
+    "--strategies": "strategy",
+    "--visions": "vision",
+    "--attentions": "attention",
+    "--dtypes": "dtype",
+    "--server": "model",
+}
+
+
+def given_options(words: Iterable[str]) -> list[str]:
+    """The options among the words of a command line, without their values.
+
+    What stands behind a ``--`` is none.
+    """
+    before = itertools.takewhile(lambda word: word != "--", words)
+    return [word.partition("=")[0] for word in before if word.startswith("--")]
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,8 +105,18 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             name = word.partition("=")[0]
             self.error(f"{name} is not known here.{nearest(name, self._option_string_actions)}")
-        known.given = [word.partition("=")[0] for word in args if word.startswith("--")]
+        known.given = given_options(args)
         return known, unknown
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        # An empty text is a variable of a shell that is not set: a name of nothing. Those of a verb
+        # come here too, all at once, and again as its own.
+        if arg_string == "" and action.nargs != argparse.PARSER:
+            if action.option_strings:
+                name = "/".join(action.option_strings)
+                raise OcrPhasesError(f"{name} is empty: give a value, or leave it out.")
+            raise OcrPhasesError(f"{action.metavar} is empty: give a value.")
+        return super()._get_value(action, arg_string)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None:
@@ -102,20 +132,38 @@ class OptionSpelling:
     A keyword without an option stays as Python writes it.
     """
 
-    options: Collection[str]  # the names of a verb's parsed options
+    options: Mapping[str, str]  # a verb's options, by the names of the settings
+
+    @classmethod
+    def of_command(cls, arguments: argparse.Namespace) -> OptionSpelling:
+        """The spelling of a command; a setting that several options can give has the one that was
+        given.
+        """
+        parsed = vars(arguments)
+        options = {name: _option_of(name) for name in parsed}
+        for option in parsed.get("given", ()):
+            own_name = option.removeprefix("--").replace("-", "_")
+            options[own_name] = option
+            if option in _OTHER_OPTIONS:
+                options[_OTHER_OPTIONS[option]] = option
+        return cls(options)
 
     def __call__(self, keyword: Keyword) -> str:
         """The keyword as an option, or as Python writes it."""
-        if keyword.name not in self.options:
+        option = self.options.get(keyword.name)
+        if option is None:
             return str(keyword)
-        name = keyword.name.replace("_", "-")
         match keyword.value:
             case None | True:
-                return f"--{name}"
+                return option
             case False:
-                return f"--no-{name}"
+                return f"--no-{option.removeprefix('--')}"
             case value:
-                return f"--{name} {shlex.quote(str(value))}"
+                return f"{option} {shlex.quote(str(value))}"
+
+
+def _option_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:
@@ -170,15 +218,16 @@ def number_list(text: str) -> list[int]:
     return [int(number(int, 1)(part)) for part in name_list(text)]
 
 
-def number(kind: type[int | float], least: float) -> Callable[[str], float]:
-    """An option's type: a number from ``least`` to a thousand million."""
+def number(kind: type[int | float], least: float, most: float = 1e9) -> Callable[[str], float]:
+    """An option's type: a number from ``least`` to ``most``, by default a thousand million."""
 
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
             value = kind(text)
-            if least <= value <= 1e9:
+            if least <= value <= most:
                 return value
         noun = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} from {least:g} to 1e9")
+        range_text = f"from {least:g} to {most:g}".replace("1e+09", "1e9")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} {range_text}")
 
     return read

@@ -31,8 +31,9 @@ _FILES = r"published_weights\.(json|md)|records(/[a-z]+\.json)?"
 def run(arguments: argparse.Namespace) -> int:
     """Measure the sample pages with the weights that ``--published`` names, and write the file.
 
-    It is written again after each page, so that a page that fails, or a stop, loses nothing that
-    was measured before. The exit code is 1 where a check failed or a page could not be measured.
+    It is written again after each page, and the page's record beside it, so that a page that fails,
+    or a stop, loses nothing that was measured before. The exit code is 1 where a check failed or a
+    page could not be measured.
     """
     from ocr_phases.analyse.published import (
         SAMPLE_PAGES,
@@ -52,22 +53,22 @@ def run(arguments: argparse.Namespace) -> int:
     session = _load(arguments, pages)
     folder = folder_for(arguments.out, _FOLDER, _FILES, overwrite=arguments.overwrite)
     setup = _setup_of_session(session)
-    runs: list[PhaseRun] = []
     outcomes: list[PageOutcome] = []
     for page in pages:
+        record: PhaseRun | None = None
         try:
-            record = measuring.measure(arguments, session, str(page), verify=True)
-            record = record.with_truth(page.with_suffix(".json"))
+            measured = measuring.measure(arguments, session, str(page), verify=True)
+            record = measured.with_truth(page.with_suffix(".json"))
         except Exception as error:  # noqa: BLE001  (whatever it is, the other pages are measured)
             outcome = failed_page(page.name, _reason(error))
             print(f"{page.name}: not measured: {outcome.error}")
         else:
-            runs.append(record)
-            setup = _setup_of_record(runs[0])
+            if all(each.error for each in outcomes):  # it is the first page with a record
+                setup = _setup_of_record(record)
             outcome = measured_page(record, page.name, stopped=bool(arguments.stopped))
             print(page_line(record, page.name))
         outcomes.append(outcome)
-        _write(folder, setup, runs, outcomes, overwrite=arguments.overwrite)
+        _write(folder, setup, record, outcomes, overwrite=arguments.overwrite)
         arguments.result = _result(folder, outcomes)
         if arguments.stopped:
             break
@@ -139,21 +140,27 @@ def _setup_of_record(record: PhaseRun) -> Setup:
 def _write(
     folder: Path,
     setup: Setup,
-    runs: list[PhaseRun],
+    record: PhaseRun | None,
     outcomes: list[PageOutcome],
     *,
     overwrite: bool,
 ) -> None:
-    """Write what is known so far: the file, the same for a reader, and the records."""
+    """Write what is known so far: the file, the same for a reader, and the last page's record.
+
+    The records of the pages before it are written already and stay. After the first page, the
+    records that an earlier output left in the folder are removed.
+    """
     from ocr_phases.analyse.published import report_json, report_markdown, weights_report
     from ocr_phases.files import only_writer, write_into
 
     report = weights_report(setup, outcomes)
     files = {_JSON: report_json(report), _MARKDOWN: report_markdown(report).encode()}
-    for record in runs:
+    if record is not None:
         files[f"records/{Path(record.page.file).stem}.json"] = record.to_json()
+    is_first_page = len(outcomes) == 1
+    stale = _FILES if is_first_page else ""
     with only_writer(folder):
-        write_into(folder, files, overwrite=overwrite, stale=_FILES)
+        write_into(folder, files, overwrite=overwrite, stale=stale)
 
 
 def _has_failed(outcomes: list[PageOutcome]) -> bool:

@@ -13,6 +13,8 @@ from ocr_phases.settings import ModelSettings, setting_names
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
 #: What is for a model that this command loads.
 _OF_LOADING = [name for name in setting_names(ModelSettings) if name not in OF_SERVERS]
+#: How long a server is waited for.
+_WAITS = ("first_token_timeout", "answer_timeout")
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",
@@ -94,6 +96,7 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
             "verify",
             "speculate",
             "show_text",
+            *_WAITS,
         )
         refuse_options(arguments, names, "--dry-run measures nothing")
     else:
@@ -103,6 +106,10 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     if arguments.repeated:
         repeated = _settings_but(arguments, _NOT_REPEATED)
         refuse_options(arguments, repeated, "--from takes these settings from the record")
+        why = "--from measures with a model that is loaded here"
+        refuse_options(arguments, ("server", *_WAITS), why)
+        if "://" in arguments.model:
+            refuse_options(arguments, ("model",), why)
         refuse_options(arguments, ("show_text",), "--from has the text in its record")
 
 
@@ -140,9 +147,15 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
         names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
         names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
         refuse_options(arguments, names, "--server is loaded as it is")
+        if arguments.lengths is not None and len(arguments.lengths) > 1:
+            raise OcrPhasesError(
+                "Every page of a load test has the same limit of new tokens: give "
+                "--max-new-tokens one number."
+            )
     else:
         names = {"concurrency", "rate", "pages", "requests", "slo"}
         refuse_options(arguments, names, "Only a --server is loaded")
+        refuse_options(arguments, _WAITS, "Only a --server is waited for")
         refuse_of_servers(arguments)
     if arguments.records:
         names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
@@ -171,7 +184,7 @@ def _refuse_beside_published(arguments: argparse.Namespace) -> None:
     why = "--published measures its own pages, with settings that make results comparable"
     if arguments.page is not None:
         raise OcrPhasesError(f"{why}: drop {arguments.page}.")
-    names = {"record", "server", "truth", "save", "first_token_timeout", "answer_timeout"}
+    names = {"record", "server", "truth", "save", *_WAITS}
     names |= _settings_but(arguments, BESIDE_PUBLISHED)
     refuse_options(arguments, names, why)
 
@@ -190,11 +203,16 @@ def _refuse_beside_no_image(arguments: argparse.Namespace, pages: Sequence[str])
 def _refuse_beside_server(arguments: argparse.Namespace) -> None:
     if "--server" in arguments.given:  # its address is the setting `model`
         refuse_options(arguments, _OF_LOADING, "--server has its model, on its device")
+        if "://" not in arguments.model:  # the sentence does not repeat it: it may have a key
+            raise OcrPhasesError("--server is no address: give http://HOST:PORT/v1, or https.")
+    elif "://" in arguments.model:  # the same in another way
+        names = [name for name in _OF_LOADING if name != "model"]
+        refuse_options(arguments, names, "A server has its model, on its device")
 
 
 def _refuse_beside_record(arguments: argparse.Namespace) -> None:
     if arguments.record:
-        names = {"server", "trace", "show_text"} | _settings_but(arguments, (PRICE,))
+        names = {"server", "trace", "show_text", *_WAITS} | _settings_but(arguments, (PRICE,))
         refuse_options(arguments, names, "--record shows what was measured")
 
 

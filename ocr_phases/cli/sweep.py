@@ -93,24 +93,31 @@ def _load(arguments: argparse.Namespace) -> int:
     """A server's load, of one page or of a folder's."""
     from ocr_phases import connect
     from ocr_phases.batch.pages import find_pages
+    from ocr_phases.engines.load import InterruptedLoad
 
     named = [page for page in (arguments.page, arguments.pages) if page]
     pages = [page.source for page in find_pages(named, ())]
     session = connect(arguments.server, **server_options(arguments))
     folder = _checked_folder(arguments, _LOAD_FILES)
-    result = session.load_test(
-        pages,
-        arguments.concurrency,
-        rates=arguments.rate,
-        requests=arguments.requests,
-        slo=arguments.slo,
-        progress=print,
-        prompt=arguments.prompt,
-        max_new_tokens=max(arguments.lengths or [NEW_TOKENS]),
-        ignore_eos=arguments.ignore_eos,
-        seed=arguments.seed,
-        price_per_hour=arguments.price_per_hour,
-    )
+    try:
+        result = session.load_test(
+            pages,
+            arguments.concurrency,
+            rates=arguments.rate,
+            requests=arguments.requests,
+            slo=arguments.slo,
+            progress=print,
+            prompt=arguments.prompt,
+            max_new_tokens=max(arguments.lengths or [NEW_TOKENS]),
+            ignore_eos=arguments.ignore_eos,
+            seed=arguments.seed,
+            price_per_hour=arguments.price_per_hour,
+        )
+    except InterruptedLoad as interrupted:
+        if interrupted.result is None:
+            raise
+        arguments.stopped = interrupted.number
+        result = interrupted.result
     show(result.table)
     print()
     print(result.verdict)

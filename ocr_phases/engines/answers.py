@@ -29,6 +29,8 @@ WorkerStage = tuple[str, float, float, int]
 _TEXT_ENTRIES = ("reasoning", "reasoning_content", "thinking", "refusal", "content")
 #: The entries of a delta that no token is spent on.
 _NO_TOKENS = ("role", "name", "id", "type", "index")
+#: The entries of a delta that tell once more, in another form, what its text says.
+_COPIES = ("reasoning_details", "provider_specific_fields", "annotations")
 #: Two chunks that arrive within so many ms came together: no model of this kind makes a token in
 #: that time, and what a proxy held back leaves it one write after the other.
 _TOGETHER_MS = 0.5
@@ -172,6 +174,7 @@ class AnswerReader:
         self.answer = Answer(time.monotonic())
         self._limit = math.inf if limit is None else limit
         self._tokens_read = 0  # as far as chunks show them
+        self._index: Any = None  # of the choice that is read; None before the first one
 
     def read(self, now: float, chunk: Chunk) -> list[int]:
         """Take what a chunk brings, and give its ids: a 0 for text without an id, none for no
@@ -179,7 +182,7 @@ class AnswerReader:
         """
         answer = self.answer
         answer.prompt_ids = chunk.prompt_token_ids or answer.prompt_ids
-        choice = chunk.choices[0] if chunk.choices else Choice()
+        choice = self._own_choice(chunk.choices or [])
         answer.finish = short_name(choice.finish_reason or "") or answer.finish
         text = self._text(choice.delta or {})
         ids = choice.token_ids or []
@@ -191,7 +194,7 @@ class AnswerReader:
             answer.logprobs += _logprobs(entries)
             self._tokens_read += len(entries)
             return ids
-        new_tokens = self._new_tokens(text, ids, entries, ended=choice.finish_reason is not None)
+        new_tokens = self._new_tokens(text, ids, entries, ended=bool(choice.finish_reason))
         room = self._limit - self._tokens_read
         if new_tokens > 0 and room <= 0:
             self._cut()
@@ -210,6 +213,19 @@ class AnswerReader:
             return [0]
         return ids
 
+    def _own_choice(self, choices: list[Choice]) -> Choice:
+        """The choice that is read, which is the first that came; an empty one where it is not
+        among these.
+
+        A server that was asked for one answer may send several all the same.
+        """
+        for choice in choices:
+            if self._index is None:
+                self._index = choice.index
+            if choice.index is None or choice.index == self._index:
+                return choice
+        return Choice()
+
     def _add_piece(self, now: float, text: str, ids: list[int]) -> None:
         """Keep a piece that came at this time; of several ids the first has its text."""
         answer = self.answer
@@ -223,11 +239,12 @@ class AnswerReader:
 
     def _text(self, delta: Mapping[str, Any]) -> str:
         """All text of a delta; what else it holds is named in ``left_out``."""
-        texts: dict[str, str] = {}
+        texts = {name: _plain_text(delta[name]) for name in _TEXT_ENTRIES if name in delta}
+        no_tokens: tuple[str, ...] = _NO_TOKENS
+        if any(texts.values()):
+            no_tokens = _NO_TOKENS + _COPIES
         for name, value in delta.items():
-            if name in _TEXT_ENTRIES:
-                texts[name] = _plain_text(value)
-            if name in _NO_TOKENS or not value or texts.get(name):
+            if name in no_tokens or not value or texts.get(name):
                 continue
             shown = short_name(name)
             if shown not in self.answer.left_out and len(self.answer.left_out) < _MOST_LEFT_OUT:
@@ -268,7 +285,7 @@ class AnswerReader:
         timings = _llama_timings(chunk.timings)
         if timings:
             self.answer.server_times = timings
-        usage = chunk.usage or {}
+        usage = chunk.usage if isinstance(chunk.usage, dict) else {}
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         counts = {
@@ -308,13 +325,12 @@ def ask(
     with contextlib.closing(server.stream(body, deadline)) as chunks:
         try:
             for now, chunk in chunks:
-                waited = not answer.times
                 ids = reader.read(now, chunk)
                 if on_ids is not None and ids:
                     on_ids([ids])
                 if answer.cut:
                     break
-                if waited and answer.times:
+                if ids:  # also after a reason to end, which some servers give in every chunk
                     deadline.extend(whole, f"did not end its answer within {whole:g} s")
                 if answer.finish:
                     deadline.end_within(QUICK_SECONDS)
@@ -322,7 +338,8 @@ def ask(
             if not answer.finish:
                 raise
     if not answer.times:
-        raise ServerFailed(f"{server.url} answered without a token.")
+        instead = f", with {', '.join(answer.left_out)} instead" if answer.left_out else ""
+        raise ServerFailed(f"{server.url} answered without a token{instead}.")
     return answer
 
 
@@ -349,9 +366,9 @@ def _logprobs(entries: Sequence[Any]) -> list[float]:
     """The log probability of each entry; one that has none leaves too few, so that none is used."""
     found = []
     for entry in entries:
-        value = entry.get("logprob") if isinstance(entry, dict) else None
-        if isinstance(value, int | float) and math.isfinite(value):
-            found.append(float(value))
+        value = _finite(entry.get("logprob")) if isinstance(entry, dict) else None
+        if value is not None:
+            found.append(value)
     return found
 
 
@@ -382,8 +399,18 @@ def _llama_timings(timings: Any) -> dict[str, float]:
 
 def _count(value: Any) -> int | None:
     """A number of tokens as a server tells it; None for what is none."""
+    number = _finite(value)
+    if number is None or number != int(number) or not 0 <= number <= 2**24:
+        return None
+    return int(number)
+
+
+def _finite(value: Any) -> float | None:
+    """A number of JSON; None for what is none, and for one that no float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not math.isfinite(value) or value != int(value) or not 0 <= value <= 2**24:
+    try:
+        number = float(value)
+    except OverflowError:
         return None
-    return int(value)
+    return number if math.isfinite(number) else None

@@ -8,12 +8,21 @@ import math
 import os
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
+    InvalidURL,
+    RemoteDisconnected,
+)
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +35,7 @@ from ocr_phases.text import plain
 _ADDRESS = re.compile(
     r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?"
 )
+_LAST_PORT = 65_535
 #: Of an answer, streamed or not; of one that tells an error.
 _MOST_BYTES = 64_000_000
 _MOST_ERROR_BYTES = 64_000
@@ -48,6 +58,13 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: A secret of fewer characters would be taken out of words that have nothing to do with it.
 _LEAST_SECRET = 4
 
+#: What an answer in UTF-8 may begin with.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: The fields of an event's lines, but ``data``; a line without a name is a comment.
+_EVENT_FIELDS = (b"", b"event", b"id", b"retry")
+#: Characters of an answer that is no stream which are shown.
+_MOST_OF_BEGINNING = 60
+
 _BROKEN_OFF = "ended the connection in the middle of an answer"
 
 Token = Annotated[int, Meta(ge=0, le=2**24)]
@@ -56,6 +73,7 @@ Token = Annotated[int, Meta(ge=0, le=2**24)]
 class Choice(Struct):
     """One of a chunk's choices; servers leave out or null whatever they have nothing for."""
 
+    index: Any = None
     delta: dict[str, Any] | None = None
     finish_reason: str | None = None
     logprobs: Any = None
@@ -67,11 +85,22 @@ class Chunk(Struct):
     """An event of a chat completion's stream, as OpenAI has it, with vLLM's ids."""
 
     choices: list[Choice] | None = None
-    usage: dict[str, Any] | None = None
+    usage: Any = None
     prompt_token_ids: list[Token] | None = None
     #: What llama.cpp adds: its own times in ms, such as ``prompt_ms`` and ``predicted_ms``.
     timings: Any = None
     error: Any = None
+    #: What an error is in other dialects: ``object`` is "error", or a reason stands by itself.
+    object: Any = None
+    message: Any = None
+    detail: Any = None
+
+    @property
+    def tells_error(self) -> bool:
+        """Whether the event is an error and no part of an answer."""
+        if self.error or self.object == "error":
+            return True
+        return self.choices is None and bool(self.message or self.detail)
 
 
 class ServedModel(Struct):
@@ -220,6 +249,8 @@ class Server:
         #: What no message repeats, the longest first, since one may be a part of another.
         self._secrets = sorted(secrets, key=len, reverse=True)
         scheme, self.host, port, path, self.model = parts.groups()
+        if port and int(port.removeprefix(":")) > _LAST_PORT:  # the system would take another one
+            raise OcrPhasesError(f"There is no port {port.removeprefix(':')}: the last is 65535.")
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
         #: The host with its port; what the paths of OpenAI's methods, and of the server's own,
         #: begin with.
@@ -244,18 +275,28 @@ class Server:
             _connect(connection, wait)
             timed: Any = _TimedSocket(connection.sock, self.patience, deadline)
             connection.sock = timed
-            connection.request("POST" if data else "GET", path, data, self._headers)
+            # A server that takes no request so large answers before it has read all of it.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+                connection.request("POST" if data else "GET", path, data, self._headers)
             answer = connection.getresponse()
             if answer.status != HTTPStatus.OK:
                 raise self._failed(self._refusal(answer, path, deadline))
+            encoding = answer.headers.get("Content-Encoding", "identity")
+            if encoding.lower() != "identity":
+                raise self._failed(
+                    f"compresses its answers ({self._shown(encoding)}), which holds tokens back: "
+                    "switch that off"
+                )
             left = _MOST_BYTES
+            begin = _BYTE_ORDER_MARK
             while line := answer.readline(left + 1):
                 left -= len(line)
                 if left < 0:
                     raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
                 if deadline.remaining <= 0:
                     raise TimeoutError
-                yield line
+                yield line.removeprefix(begin)
+                begin = b""
 
     def call(self, path: str, kind: Any, body: Any = None, seconds: float = QUICK_SECONDS) -> Any:
         """What a path answers within so many seconds, read as JSON of this type."""
@@ -267,30 +308,51 @@ class Server:
         """The chunks of a chat completion, each with the time of `time.monotonic` at which it
         arrived.
 
-        Raises `ServerFailed` where a chunk is none, where one tells an error, and where the stream
-        ends without ``[DONE]``.
+        Raises `ServerFailed` where a chunk is none, where one tells an error, where the stream ends
+        without ``[DONE]``, and where the answer is no stream.
         """
+        event = b""
+        no_events = b""  # the beginning of what is none
         with self._explained(deadline):
             for line in self.lines(f"{self.path}/chat/completions", body, deadline):
                 now = time.monotonic()
                 name, _, data = line.strip().partition(b":")
-                if name.startswith(b"{"):
-                    raise self._failed("does not stream: it answered all at once")
+                if name == b"event":
+                    event = data.strip()
                 if name != b"data" or not data.strip():
-                    # A comment that keeps the connection, or an event's name.
+                    # A comment that keeps the connection, an event's name, or no event at all.
+                    if name not in _EVENT_FIELDS and len(no_events) < _MOST_ERROR_BYTES:
+                        no_events += line
+                    if not name:
+                        event = b""
                     continue
                 if data.strip() == b"[DONE]":
                     return
+                if event == b"error":
+                    raise self._gave_up(_message_of(data[:_MOST_ERROR_BYTES], or_all=True))
                 chunk = msgspec.json.decode(data, type=Chunk | None)
                 if chunk is None:
                     continue
-                if chunk.error:
+                if chunk.tells_error:
                     raise self._gave_up(_message_of(data[:_MOST_ERROR_BYTES]))
                 for choice in chunk.choices or []:
                     if choice.error or choice.finish_reason == "error":
                         raise self._gave_up(_message_in(choice.error))
                 yield now, chunk
+        if no_events:
+            raise self._no_stream(no_events)
         raise self._failed(_BROKEN_OFF)
+
+    def _no_stream(self, body: bytes) -> ServerFailed:
+        """The error for a server that answers with something else than a stream."""
+        answer = _json_of(body)
+        if isinstance(answer, dict) and "choices" in answer:
+            return self._failed("does not stream: it answered all at once")
+        message = _message_of(body)
+        if message:
+            return self._gave_up(message)
+        beginning = self._shown(body.decode("utf-8", "replace"))[:_MOST_OF_BEGINNING]
+        return self._failed(f"does not stream: its answer begins with {beginning!r}")
 
     def _gave_up(self, message: str) -> ServerFailed:
         """The error for a server that tells one in the middle of its answer."""
@@ -303,6 +365,16 @@ class Server:
         status = int(answer.status)
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return f"refuses the key ({status}): set OCR_PHASES_API_KEY, or give api_key"
+        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return (
+                "takes no request as large as this page (413): raise the limit of the server, or "
+                "of the proxy before it"
+            )
+        if status == HTTPStatus.NOT_FOUND and path == f"{self.path}/models":
+            return (
+                f"has no {path} (404): give the address that stands before /models, such as "
+                "http://HOST:PORT/v1"
+            )
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             return "has too many requests (429): ask again later, or for fewer at once"
         if status // 100 == 3:
@@ -327,8 +399,20 @@ class Server:
             if deadline is not None and deadline.remaining <= 0:
                 return deadline.missed
             return f"sent nothing for {self.patience:g} s"
-        if isinstance(error, IncompleteRead | ConnectionResetError):
+        if isinstance(error, RemoteDisconnected):
+            return "closed the connection without an answer"
+        if isinstance(error, IncompleteRead | ConnectionResetError | ssl.SSLEOFError):
             return _BROKEN_OFF
+        is_decoded = isinstance(error, UnicodeDecodeError)  # what is wrong is in the answer
+        if isinstance(error, InvalidURL | UnicodeError) and not is_decoded:
+            return "is an address with characters that no address has: check it"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"has a certificate that is not trusted ({error.verify_message}): name the file of "
+                "its authority in the environment variable SSL_CERT_FILE"
+            )
+        if isinstance(error, ssl.SSLError):
+            return f"does not speak TLS ({error.strerror}): is its address http instead of https?"
         if isinstance(error, HTTPException):
             return f"does not speak HTTP here ({type(error).__name__})"
         if isinstance(error, OSError):
@@ -424,16 +508,26 @@ def _error_body(answer: HTTPResponse, deadline: Deadline) -> bytes:
     return body
 
 
-def _message_of(body: bytes) -> str:
+def _message_of(body: bytes, *, or_all: bool = False) -> str:
     """The message in a server's error: of its JSON, also where that was cut; empty where there is
-    none.
+    none, or all of it.
     """
+    value = _json_of(body)
+    if value is not None:
+        return _message_in(value)
+    text = body.decode("utf-8", "replace")
+    found = _MESSAGE.search(text)
+    if found:
+        return found[1]
+    return text.strip() if or_all else ""
+
+
+def _json_of(body: bytes) -> Any:
+    """The value of this JSON; None where it is none, as where it was cut."""
     try:
-        value = msgspec.json.decode(body)
+        return msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        found = _MESSAGE.search(body.decode("utf-8", "replace"))
-        return found[1] if found else ""
-    return _message_in(value)
+        return None
 
 
 def _message_in(value: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,11 +19,15 @@ import numpy as np
 from ocr_phases.analyse.load import AskedPage, read_slo
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.engines.measurement import ServerMeasurement
-from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError, Stopped, explain_wrong_calls
 from ocr_phases.inputs.rows import Pages
 from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings, Strategy, Vision
 from ocr_phases.text import count_text
+
+#: More pages at once, and more requests of a level, than one client in Python keeps up with.
+_MOST_AT_ONCE = 1000
+_MOST_REQUESTS = 10_000
 
 
 @explain_wrong_calls
@@ -98,12 +104,14 @@ def load_test(
     Returns
     -------
     LoadResult
-        A row per level in ``table``, the result in words in ``verdict``, and plots in ``plot``.
+        A row per level in ``table``, the result in words in ``verdict``, and plots in ``plot``. If
+        it is interrupted, ``session.last_load`` has the finished levels.
 
     Raises
     ------
     OcrPhasesError
-        Where a level is not above 0, and where `ServerSession.run_inference` raises it.
+        Where a level is not above 0, where a level has more pages at once or more requests than one
+        client keeps up with, and where `ServerSession.run_inference` raises it.
 
     Examples
     --------
@@ -112,6 +120,14 @@ def load_test(
     """
     objective = read_slo(slo)
     levels = _levels(concurrency, rates)
+    if requests is not None and not 1 <= requests <= _MOST_REQUESTS:
+        raise SettingError(
+            "requests",
+            "{requests} is {number}: give 1 to {most}.",
+            requests=Keyword("requests"),
+            number=requests,
+            most=_MOST_REQUESTS,
+        )
     if isinstance(pages, str | bytes) or not isinstance(pages, Sequence):
         pages = [pages]
     measurements = []
@@ -154,22 +170,55 @@ def load_test(
         measurements.append(ServerMeasurement(session, request))
     measurements[0].ask()
     asked: list[AskedPage] = []
-    for level in levels:
-        if progress is not None:
-            progress(level.name)
-        count = max(4 * level.at_once, len(measurements))
-        if requests:
-            count = requests
-        asked += _ask_level(level, measurements, count, seed)
-    return LoadResult(
-        session.server.url,
-        asked,
-        price_per_hour,
-        slo=objective,
-        engine=f"{session.engine} {session.version}",
-        model=session.model,
-        page=_pages_text(measurements),
-    )
+    session.last_load = None
+    try:
+        for level in levels:
+            if progress is not None:
+                progress(level.name)
+            count = max(4 * level.at_once, len(measurements))
+            if requests is not None:
+                count = requests
+            asked += _ask_level(level, measurements, count, seed)
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.args[0] if interrupt.args else signal.SIGINT
+        raise InterruptedLoad(session, number) from None
+    finally:
+        if asked:
+            session.last_load = LoadResult(
+                session.server.url,
+                asked,
+                price_per_hour,
+                slo=objective,
+                engine=f"{session.engine} {session.version}",
+                model=session.model,
+                page=_pages_text(measurements),
+            )
+    return session.last_load
+
+
+class InterruptedLoad(KeyboardInterrupt):
+    """An interrupted load test; a cell shows one sentence.
+
+    ``number`` is the signal's. The session's ``last_load`` has the finished levels, or None.
+    """
+
+    def __init__(self, session: Any, number: int) -> None:
+        super().__init__(number)
+        self._session = session
+        self.number = number
+
+    @property
+    def result(self) -> LoadResult | None:
+        """The finished levels; None where there is none."""
+        return self._session.last_load
+
+    def __str__(self) -> str:
+        if self.result is None:
+            return "Interrupted before a level was finished: there is no result."
+        return "Interrupted: session.last_load has the finished levels."
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 def _pages_text(measurements: Sequence[ServerMeasurement]) -> str:
@@ -200,6 +249,14 @@ def _levels(concurrency: Sequence[int], rates: Sequence[float]) -> list[_Level]:
     """
     if min((*concurrency, *rates), default=0) <= 0:
         raise OcrPhasesError("Give a concurrency or a rate above 0.")
+    if max(concurrency, default=0) > _MOST_AT_ONCE:
+        raise SettingError(
+            "concurrency",
+            "{concurrency} is {number}: give at most {most} pages at once.",
+            concurrency=Keyword("concurrency"),
+            number=max(concurrency),
+            most=_MOST_AT_ONCE,
+        )
     closed = [_Level(f"{number} at once", number) for number in dict.fromkeys(concurrency)]
     # A level of the open loop has as many pages by default as one of four at once.
     opened = [_Level(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
@@ -221,11 +278,97 @@ def _ask_level(
     else:
         starts = np.zeros(count)
         threads = level.at_once
-    zero = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool, _LagWatch() as lag:
-        ask = partial(_ask, level.name, zero)
-        pages = [*pool.map(ask, itertools.cycle(measurements), starts)]
+    asker = _Asker(level.name)
+    with _LagWatch() as lag:
+        pages = asker.ask_all(zip(itertools.cycle(measurements), starts, strict=False), threads)
     return [replace(page, client_lag_ms=lag.worst_ms) for page in pages]
+
+
+class _Asker:
+    """Asks for the pages of a level in threads, from the moment at which it is made.
+
+    Nobody has to wait for its threads: those of a pool would hold an interrupted level until the
+    last page has ended, and Python's own end with it.
+    """
+
+    def __init__(self, level: str) -> None:
+        self._level = level
+        self._zero = time.monotonic()
+        self._ended = threading.Event()
+        self._waiting: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+
+    def ask_all(
+        self, requests: Iterable[tuple[ServerMeasurement, float]], threads: int
+    ) -> list[AskedPage]:
+        """What became of each request, in their order, asked for by so many threads.
+
+        A request is a page, and after how many seconds it may be sent.
+        """
+        outcomes: list[Future[AskedPage]] = []
+        for measurement, start in requests:
+            request = _Request(measurement, start, Future())
+            outcomes.append(request.outcome)
+            self._waiting.put(request)
+        try:
+            for _ in range(min(threads, len(outcomes))):
+                self._start_thread()
+            return [outcome.result() for outcome in outcomes]
+        finally:
+            self._ended.set()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="ocr_phases load", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # so many threads the system does not allow
+            raise OcrPhasesError(
+                "This system allows no more threads: ask for fewer pages at once, or give fewer "
+                "requests."
+            ) from error
+
+    def _work(self) -> None:
+        """Ask for the pages that wait, until none is left."""
+        with contextlib.suppress(queue.Empty):
+            while not self._ended.is_set():
+                request = self._waiting.get_nowait()
+                try:
+                    page = self._ask(request)
+                except Exception as error:  # noqa: BLE001 (raised where the outcome is awaited)
+                    request.outcome.set_exception(error)
+                else:
+                    request.outcome.set_result(page)
+
+    def _ask(self, request: _Request) -> AskedPage:
+        """Ask for a page, at the earliest when it may be sent."""
+        self._ended.wait(max(0.0, self._zero + request.start - time.monotonic()))
+        self._check_not_ended()
+        begun = time.monotonic() - self._zero
+        try:
+            answer = request.measurement.ask(self._check_not_ended)
+        except ServerFailed as error:
+            return AskedPage(level=self._level, begun=begun, error=str(error))
+        return AskedPage(
+            level=self._level,
+            begun=begun,
+            times=[answer.begun - self._zero + ms / 1e3 for ms in answer.times],
+            tokens=answer.token_count,
+            timed=answer.timed,
+            at_once=answer.at_once,
+        )
+
+    def _check_not_ended(self, _: object = None) -> None:
+        """Raise `Stopped` where nobody waits for a page any more, which ends its answer."""
+        if self._ended.is_set():
+            raise Stopped
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A page to ask for, after how many seconds, and what becomes of it."""
+
+    measurement: ServerMeasurement
+    start: float
+    outcome: Future[AskedPage]
 
 
 class _LagWatch:
@@ -262,21 +405,3 @@ class _LagWatch:
         if not self._lags_ms:
             return 0.0
         return float(np.quantile(self._lags_ms, 0.99))
-
-
-def _ask(level: str, zero: float, measurement: ServerMeasurement, start: float) -> AskedPage:
-    """Ask for a page, at the earliest ``start`` seconds after the clock showed ``zero``."""
-    time.sleep(max(0.0, zero + start - time.monotonic()))
-    begun = time.monotonic() - zero
-    try:
-        answer = measurement.ask()
-    except ServerFailed as error:
-        return AskedPage(level=level, begun=begun, error=str(error))
-    return AskedPage(
-        level=level,
-        begun=begun,
-        times=[answer.begun - zero + ms / 1e3 for ms in answer.times],
-        tokens=answer.token_count,
-        timed=answer.timed,
-        at_once=answer.at_once,
-    )

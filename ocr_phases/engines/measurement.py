@@ -171,7 +171,13 @@ class ServerMeasurement:
         # One host has one clock.
         offset = 0.0 if sent <= now <= received else (sent + received) / 2 - now
         zero = begun - offset
-        return [(name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero]
+        most_ms = 1e3 * (now - zero)
+        stages = []
+        for name, at, ms, tokens in calls:
+            # What is of another time is not of this request.
+            if zero <= at <= now and 0.0 <= ms <= most_ms:
+                stages.append((name, 1e3 * (at - zero), ms, tokens))
+        return stages
 
     def _compare_with_native(self) -> list[CheckPart]:
         """The server's prompt and tokens beside those of the native class on the same page."""

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
 
 from ocr_phases.engines.chat import chat_body
 from ocr_phases.engines.client import (
@@ -38,6 +40,7 @@ from ocr_phases.families import (
 )
 from ocr_phases.inputs.rows import Pages
 from ocr_phases.measure.request import resolve_request
+from ocr_phases.results.load import LoadResult
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     ENGINES,
@@ -68,6 +71,25 @@ _RPC_SECONDS = 60
 _MOST_LISTED = 5
 
 
+#: What the worker's extension says of the model and its device (`vllm_worker.Stages.ocr_watch`),
+#: as far as a record has it.
+_WorkerModel = TypedDict("_WorkerModel", {"class": str, "dtype": str}, total=False)
+
+
+class _WorkerDevice(TypedDict, total=False):
+    name: str
+    kind: str
+    threads: Annotated[int, Meta(gt=0)]
+
+
+class _Worker(TypedDict, total=False):
+    model: _WorkerModel
+    device: _WorkerDevice
+    versions: dict[str, str]
+    modules: dict[str, str]
+    settings: dict[str, Any]
+
+
 def _listed(names: Sequence[str]) -> str:
     """Names in a list, cut where there are many."""
     listed = ", ".join(short_name(name) for name in names[:_MOST_LISTED])
@@ -93,6 +115,9 @@ class ServerSession(Hinted):
     last_run : PhaseRun or None
         What the last `run_inference` measured, also where it was interrupted; None without a
         finished repeat.
+    last_load : LoadResult or None
+        What the last `load_test` measured, also where it was interrupted; None without a finished
+        level.
     """
 
     @explain_wrong_calls
@@ -137,12 +162,14 @@ class ServerSession(Hinted):
         self.dialect, self.version, self.engine_source = find_dialect(server, engine)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
-        with contextlib.suppress(ServerFailed, LookupError):
-            self.worker = self.rpc("ocr_watch", dict[str, dict[str, Any]])
+        with contextlib.suppress(ServerFailed):
+            self.worker = self.rpc("ocr_watch", _Worker)
         self.family, self.family_source = self._find_family(family)
         #: What the last `run_inference` measured, also where it was interrupted; None without a
         #: repeat.
         self.last_run: PhaseRun | None = None
+        #: What the last `load_test` measured, also where it was interrupted; None without a level.
+        self.last_load: LoadResult | None = None
 
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
         """The facts of the model's family, and where its name is from."""
@@ -173,7 +200,10 @@ class ServerSession(Hinted):
         body = {"method": method, "timeout": _RPC_SECONDS}
         path = f"{self.server.root}/collective_rpc"
         answer = self.server.call(path, dict[str, list[kind]], body, seconds=_RPC_SECONDS)
-        return answer["results"][0]
+        results = answer.get("results")
+        if not results:
+            raise ServerFailed(f"{self.server.url} has no worker that answers {method}.")
+        return results[0]
 
     def references(self) -> None:
         """A server does not tell where its source does what is measured."""

@@ -111,20 +111,31 @@ def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
 
 
 def job_again(run: PhaseRun) -> MeasurementJob | None:
-    """A record's measurement once more; None where its page or model cannot be had again here."""
-    if len(run.pages) != 1:
+    """A record's measurement once more; None where its page or model cannot be had again here.
+
+    A server's model is not here, whatever the server calls it.
+    """
+    if run.is_server or len(run.pages) != 1:
         return None
     page = run.page_data()
-    is_built_in = str(run.model.name).split(":")[0] in ("tiny", "dummy")
-    is_folder = os.path.isdir(str(run.model.source))  # noqa: PTH112
-    if page is None or not (is_built_in or is_folder):
+    model = _model_here(run)
+    if page is None or model is None:
         return None
     settings = recorded_settings(run)
-    settings["model"] = run.model.source
-    if is_built_in:
-        settings["model"] = run.model.name
+    settings["model"] = model
     settings["dtype"] = run.model.dtype
     return MeasurementJob(page, run.page.file, Settings(**settings))
+
+
+def _model_here(run: PhaseRun) -> str | None:
+    """What loads a record's model on this machine: the name of a built-in one, or its folder."""
+    name = str(run.model.name)
+    if name.split(":")[0] in ("tiny", "dummy"):
+        return name
+    folder = str(run.model.source)
+    if os.path.isdir(folder):  # noqa: PTH112
+        return folder
+    return None
 
 
 def measured_here(run: PhaseRun) -> bool:
@@ -178,25 +189,31 @@ def presets_of(model: str) -> tuple[str, ...]:
 
 def _presets_of_dummy(model: str) -> tuple[str, ...]:
     """Those of ``dummy``, ``dummy:FAMILY``, ``dummy:layers=2,...``, or of any other class."""
-    first = model.partition(":")[2].partition(",")[0]
-    if first and first not in FAMILIES and "=" not in first:
+    _, _, options = model.partition(":")
+    first_option = options.split(",")[0]
+    is_family = first_option in FAMILIES
+    is_size = "=" in first_option
+    if first_option and not is_family and not is_size:  # the name of another class
         return (PROCESSOR,)
     return tuple(dummy_family(model).presets)
 
 
 def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
-    """Those of the families that a ``config.json`` may be of, since two may share a class."""
+    """Those of all families that a ``config.json`` may be of, since several may share a class."""
     model_type = config["model_type"]
-    known = []
+    families = []
     for facts in FAMILIES.values():
         if model_type in (facts.config["model_type"], facts.saved_type):
-            known.append(facts)
-    if not known:
+            families.append(facts)
+    if not families:
         try:
-            known = [family_of_config(config)]
+            families = [family_of_config(config)]
         except OcrPhasesError:
             return (PROCESSOR,)
-    return tuple(dict.fromkeys(name for facts in known for name in facts.presets))
+    presets: list[str] = []
+    for facts in families:
+        presets += facts.presets
+    return tuple(dict.fromkeys(presets))  # each once
 
 
 def runs_only_eagerly(model: str) -> bool:
@@ -233,14 +250,6 @@ def _list_of_many(name: str, label: str, options: Sequence[str]) -> FormField:
 
 def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
     """The field of a setting, with the options that are ``offered`` or those that it knows."""
-    known = offered or _SUGGESTIONS.get(setting.name) or choices(setting)
-    if kind(setting) == "bool" and setting.default is None:
-        known = ("true", "false")
-    options = list(dict.fromkeys(known))
-    if not has_cuda():
-        options = [option for option in options if option not in _NEEDS_CUDA]
-    if options and setting.default is None:
-        options.insert(0, "")  # which leaves it to the model or the device
     group = form_group(setting)
     assert group is not None
     return FormField(
@@ -249,9 +258,26 @@ def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
         group=group,
         kind=kind(setting),
         help=full_help_text(setting),
-        options=options,
+        options=_options(setting, offered),
         own=setting.name in _SUGGESTIONS,
     )
+
+
+def _options(setting: Field[Any], offered: Sequence[str] | None) -> list[str]:
+    """What can be chosen for a setting on this machine: of what is offered, or else of all."""
+    known: Sequence[str] = choices(setting)
+    if offered:
+        known = offered
+    elif setting.name in _SUGGESTIONS:
+        known = _SUGGESTIONS[setting.name]
+    elif kind(setting) == "bool" and setting.default is None:
+        known = ("true", "false")
+    options = list(dict.fromkeys(known))  # each once
+    if not has_cuda():
+        options = [option for option in options if option not in _NEEDS_CUDA]
+    if options and setting.default is None:
+        options.insert(0, "")  # which leaves it to the model or the device
+    return options
 
 
 class Form:
@@ -278,8 +304,9 @@ class Form:
             if setting.default is None:
                 values[setting.name] = ""
         values.update(_FIRST_VALUES)
-        first_page = [*self.pages][:1]
-        values.update(model=model, pages=first_page, presets=[])
+        values["model"] = model
+        values["pages"] = list(self.pages)[:1]
+        values["presets"] = []
         return values
 
     def fields(self, model: str) -> list[FormField]:
@@ -288,14 +315,15 @@ class Form:
         """
         presets = presets_of(model)
         fields = [
-            _list_of_many("pages", "Several pages", [*self.pages]),
+            _list_of_many("pages", "Several pages", list(self.pages)),
             _list_of_many("presets", "Several presets", presets),
         ]
         offered = {"model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
         if runs_only_eagerly(model):
             offered.update(EAGER_ONLY)
-        fields += [_field(setting, offered.get(setting.name)) for setting in _SETTINGS]
-        groups = [*FormGroup]
+        for setting in _SETTINGS:
+            fields.append(_field(setting, offered.get(setting.name)))
+        groups = list(FormGroup)
         return sorted(fields, key=lambda field: groups.index(field["group"]))
 
     def jobs(self, values: Mapping[str, Any]) -> list[MeasurementJob]:
@@ -309,13 +337,14 @@ class Form:
             value = _chosen_value(setting, values[setting.name])
             if value is not None:
                 chosen[setting.name] = value
-        preset = chosen.pop("preset", None)
-        presets = dict.fromkeys([preset, *values["presets"]])
-        settings_of_presets = [Settings(**chosen, preset=preset) for preset in presets]
+        one_preset = chosen.pop("preset", None)  # None for the default one
+        all_settings = []
+        for preset in dict.fromkeys([one_preset, *values["presets"]]):
+            all_settings.append(Settings(**chosen, preset=preset))
         jobs = []
         for name in values["pages"]:
             page = self.pages[name]
-            for settings in settings_of_presets:
+            for settings in all_settings:
                 jobs.append(MeasurementJob(page.source, page.upload_name, settings))
         return jobs
 

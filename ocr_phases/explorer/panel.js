@@ -313,7 +313,7 @@ class Panel extends View {
 
   showLive() {
     const live = this.model.get("live");
-    const { doing, left, done, total } = live;
+    const { doing, left, done, total, warning } = live;
     this.progress.hidden = doing === undefined;
     this.head.hidden = doing !== undefined; // of another record
     if (doing === undefined) {
@@ -327,6 +327,7 @@ class Panel extends View {
     this.progress.replaceChildren(
       h("progress", { max: total, value: done, "aria-label": "Progress" }),
       said,
+      h("p", { role: "status", hidden: !warning }, warning),
     );
     this.watch(live);
   }

@@ -181,23 +181,29 @@ class Explorer(RecordPanel):
         What cannot be read before it is left out, with an error.
         """
         pages = pages_at(text)
-        for name in [*pages]:
+        for name in list(pages):
             with self._errors_shown():
                 first_image(*pages[name])
                 self._offer(pages, [name])
                 return
-            del pages[name]
+            del pages[name]  # its error is shown
 
     def _heed_values(self, change: Any) -> None:
-        """Offer what the chosen model can do alone, and show a page that was chosen."""
+        """Offer only what the chosen model can do, and show a page that was chosen.
+
+        A preset or a strategy that the model lacks is replaced in ``values``, which calls this
+        method again.
+        """
         self.message = ""
         model = self.values["model"]
         if self.values["preset"] not in ("", *presets_of(model)):
             self.values = {**self.values, "preset": "", "presets": []}
         if runs_only_eagerly(model):
-            eager = {name: options[0] for name, options in EAGER_ONLY.items()}
-            if not eager.items() <= self.values.items():
-                self.values = {**self.values, **eager}
+            eager_values = dict(self.values)
+            for name, options in EAGER_ONLY.items():
+                eager_values[name] = options[0]
+            if eager_values != self.values:
+                self.values = eager_values
         self.fields = self.form.fields(model)
         if change.old and change.old["pages"] != change.new["pages"]:
             with self._errors_shown():
@@ -205,23 +211,28 @@ class Explorer(RecordPanel):
 
     def _show_chosen_page(self) -> None:
         """Show the page that is chosen in the form, unless the record shown is of this page."""
+        self.chosen_page = self._unmeasured_page()
+
+    def _unmeasured_page(self) -> dict[str, Any]:
+        """The page that is chosen in the form, as the browser shows it before it is measured.
+
+        Empty where none is chosen, where a measurement runs, and where the record shown is of this
+        page.
+        """
         names = self.values["pages"]
         if not names or self.busy:
-            self.chosen_page = {}
-            return
-        page, name = self.form.pages[names[0]]
-        image = first_image(page, name)
-        shown = None
-        if self.run is not None and self.run.has_page:
-            shown = self.run.page_image(0)
+            return {}
+        image = first_image(*self.form.pages[names[0]])
         address = page_address(image)
-        if page_address(shown) == address:
-            self.chosen_page = {}
-            return
+        page_of_record = None
+        if self.run is not None and self.run.has_page:
+            page_of_record = self.run.page_image(0)
+        if page_address(page_of_record) == address:
+            return {}
         sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
         if self.run is not None:
             sentence += f" What is grey belongs to {printable(self.run.page_file, 60)}."
-        self.chosen_page = {"said": sentence, "size": image.size, "href": address}
+        return {"said": sentence, "size": image.size, "href": address}
 
     def _take_files(self, command: Command) -> None:
         """Take files: records are shown, all others are pages. What is refused is left out."""
@@ -358,10 +369,14 @@ class Explorer(RecordPanel):
             else:
                 row.cells["steps"] = f"failed: {error_sentence(error)}"
             raise
-        finally:  # a record that cannot be saved is shown
+        finally:
             self.live = {}
-            if row.run is not None:
+            if row.run is not None:  # also where it could not be saved
                 self._show(row, before)
+        self._say_if_stopped(run)
+
+    def _say_if_stopped(self, run: PhaseRun) -> None:
+        """Say how much a record has whose measurement was stopped."""
         for check in run.live_checks:
             if check.name == "interrupted":
                 finished = (check.measured or "").rstrip(".")

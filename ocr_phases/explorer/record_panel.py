@@ -95,7 +95,8 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
         self._list_files()
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open_view(), "view")
-        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "view", "color"])
+        drawn = ["row", "token", "view", "color", "curves"]
+        self.observe(lambda _: self.draw_still_soon(), drawn)
         self.observe(lambda _: self._heed_keeps(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
 
@@ -205,14 +206,17 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
     # -- the table of records ---------------------------------------------------------------------
 
     def _list_files(self) -> None:
-        """Offer what is in memory, then the folder's files and the package's."""
-        known = {row.file: row for row in self.rows}
-        rows = [row for row in self.rows if row.run or row.job]
+        """Offer what is in memory, then the folder's files and the package's.
+
+        A file that is listed already keeps its row, with its key and what was read of it.
+        """
+        rows_of_files = {row.file: row for row in self.rows}
+        rows = [row for row in self.rows if row.run is not None or row.job is not None]
         for file in kept_files(self.folder):
-            rows.append(known.get(file) or RecordRow(file=file))
+            rows.append(rows_of_files.get(file) or RecordRow(file=file))
         for file in shipped_files():
-            rows.append(known.get(file) or RecordRow(file=file, own=False))
-        self.rows = list(dict.fromkeys(rows))
+            rows.append(rows_of_files.get(file) or RecordRow(file=file, own=False))
+        self.rows = list(dict.fromkeys(rows))  # each once
         self._list_records()
 
     def _list_records(self) -> None:
@@ -261,6 +265,7 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
             self._draw_curves()
 
     async def _draw_comparison(self, compared: list[RecordRow]) -> None:
+        """Draw a comparison, unless other records are chosen before it is done."""
         with self._errors_shown():
             runs = []
             for record in compared:
@@ -314,7 +319,7 @@ class RecordPanel(Stilled, anywidget.AnyWidget, LinkedTraits):
         run = None
         if self.keeps:
             run = self.run
-        return still_bundle(run, self.row, self.token, self.color, self.view)
+        return still_bundle(run, self.row, self.token, self.color, self.view, self.curves)
 
     def __str__(self) -> str:
         if self.run is None:

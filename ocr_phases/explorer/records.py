@@ -40,39 +40,41 @@ _SPARK_PARTS = 20  # of a record, whose medians the small curve shows
 _FIRST_WORDS = ("page", "name")
 _LAST_WORDS = ("model", "preset", "strategy", "when")
 _COLUMNS = [*_FIRST_WORDS, *names_in(Place.EXPLORER), "steps", *_LAST_WORDS]
-#: What the name of a file says of its record, in the order of `description`.
+#: The words of `description` with which the name of a file begins, in their order.
 _WORDS_OF_NAME = ("when", "page", "model", "preset", "strategy")
 
 
 # -- records ---------------------------------------------------------------------------------------
 
 
-def description(run: PhaseRun) -> list[str]:
-    """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
-    files = ", ".join(dict.fromkeys(page.file for page in run.pages)) or run.page_file
-    words = [
-        run.created[:19],
-        printable(files, 60),
-        printable(str(run.model.name), 40),
-        str(run.preset),
-        str(run.model.strategy),
-        f"vision {run.request.vision}",
-    ]
+def description(run: PhaseRun) -> dict[str, str]:
+    """A record in a few words, each by what it tells; a record of one row has no ``rows``."""
+    different_files = dict.fromkeys(page.file for page in run.pages)
+    files = ", ".join(different_files) or run.page_file
+    words = {
+        "when": run.created[:19],
+        "page": printable(files, 60),
+        "model": printable(str(run.model.name), 40),
+        "preset": str(run.preset),
+        "strategy": str(run.model.strategy),
+        "vision": f"vision {run.request.vision}",
+    }
     if len(run.results) > 1:
-        words.append(f"{len(run.results)} rows")
-    words.append(tokens_text(run))
+        words["rows"] = f"{len(run.results)} rows"
+    words["tokens"] = tokens_text(run)
     return words
 
 
 def file_stem(run: PhaseRun) -> str:
     """`description` as a file name, in harmless characters."""
-    return "_".join(_harmless(part) for part in description(run))
+    return "_".join(_harmless(word) for word in description(run).values())
 
 
 def _harmless(text: str) -> str:
     """A text in letters and signs that every file system takes, of at most 60 bytes."""
-    part = re.sub(r"[^\w.+-]+|_", "-", text).strip("-.")
-    return part.encode()[:60].decode(errors="ignore")
+    # An underscore stands between two texts of a name, so there is none in them.
+    harmless = re.sub(r"[^\w.+-]+|_", "-", text).strip("-.")
+    return harmless.encode()[:60].decode(errors="ignore")  # without half a character at its end
 
 
 class RecordRow:
@@ -121,16 +123,18 @@ class RecordRow:
         """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is
         taken.
         """
-        name = _harmless(label)
-        if self.file is not None and name:
-            other = self.file.with_name(name + self.file.name.removeprefix(_stem(self.file)))
-            if other.exists():
-                raise OcrPhasesError(f"There is a {other.name} already: choose another label.")
-            self.file = self.file.rename(other)
+        stem = _harmless(label)
+        if self.file is not None and stem:
+            suffixes = self.file.name.removeprefix(_stem(self.file))
+            renamed = self.file.with_name(stem + suffixes)
+            if renamed.exists():
+                raise OcrPhasesError(f"There is a {renamed.name} already: choose another label.")
+            self.file = self.file.rename(renamed)
         self.cells["name"] = label.strip()
 
 
 def _stem(file: Path) -> str:
+    """The name of a record's file without ``.json`` or ``.json.gz``."""
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
@@ -146,19 +150,19 @@ def cells(run: PhaseRun) -> dict[str, Any]:
     """The cells of a record's row: words, times in ms, joules, a share and a thinned curve of the
     steps.
     """
-    when, files, model, preset, *_ = description(run)
+    words = description(run)
     different_strategies = dict.fromkeys((str(run.model.strategy), str(run.request.vision)))
-    figures = run.summary()
-    if run.truths is not None:
-        figures = figures | quality_of(run)
     row: dict[str, Any] = {
-        "when": when.replace("T", " "),
-        "page": files,
-        "model": model,
-        "preset": preset,
+        "when": words["when"].replace("T", " "),
+        "page": words["page"],
+        "model": words["model"],
+        "preset": words["preset"],
         "strategy": " + ".join(different_strategies),
         "steps": _sparkline(_part_medians(run)),
     }
+    figures = run.summary()
+    if run.truths is not None:
+        figures = figures | quality_of(run)
     for name in names_in(Place.EXPLORER):
         row[name] = figures.get(name)
     return row
@@ -217,13 +221,15 @@ def rows_html(rows: Sequence[RecordRow], shown: RecordRow | None) -> Html:
     Measurements that ended without a record stand last.
     """
     rows = sorted(rows, key=_ended_without_record)
+    keys = []
+    steps = []
+    for row in rows:
+        can_be_read = row.run is not None or row.file is not None
+        keys.append(element("data", value=row.key, data_own=row.own, data_read=can_be_read))
+        steps.append(row.cells["steps"])
     table = pd.DataFrame([row.cells for row in rows]).reindex(columns=_COLUMNS)
-    keys = [
-        element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file))
-        for row in rows
-    ]
     # As objects, because pandas would make plain texts of what is HTML.
-    table["steps"] = pd.Series([row.cells["steps"] for row in rows], dtype=object)
+    table["steps"] = pd.Series(steps, dtype=object)
     table.insert(0, "", pd.Series(keys, dtype=object))
     is_shown = [row is shown for row in rows]
     return table_html(table, headings={"": ("compare", "")}, strong=is_shown)

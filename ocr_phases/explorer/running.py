@@ -82,10 +82,11 @@ class Live:
         self.size = None if page is None else page.size
         self.picture = page_address(page)
         self._news = deque[Callable[[], None]]()
-        self._new_reader: Callable[[], Callable[[int], str]] = lambda: "<{}>".format
+        self._new_reader: Callable[[], Callable[[int], str]] = lambda: _number_of_token
         self._began_at = time.perf_counter()
         self._last_token_at = float("nan")
-        self._doing = "waiting for its turn"
+        self._work = "waiting for its turn"  # without tokens; empty while a run makes them
+        self._busy_warning = ""
         self._texts: list[list[str]] = [[]]
         self._times: list[list[float]] = [[]]
         self._stop = threading.Event()
@@ -99,69 +100,98 @@ class Live:
     def state(self) -> dict[str, Any]:
         """Text, curves, boxes and progress, with the measuring thread's news."""
         while self._news:
-            self._news.popleft()()
+            heed = self._news.popleft()
+            heed()
+        state = self._progress_state()
+        state.update(self._curves_state())
+        state.update(self._text_state())
+        return state
+
+    def _progress_state(self) -> dict[str, Any]:
+        """What is being done, the tokens done and in total, the time that is left, and a warning.
+
+        While a model is loaded, and in the first run, nobody knows how much there is to do: the
+        numbers then are None.
+        """
+        state: dict[str, Any] = {
+            "doing": self._status(),
+            "done": None,
+            "total": None,
+            "left": "",
+            "warning": self._busy_warning,
+        }
+        if self._work:
+            return state
+        state["left"] = left_text(self._runs.left_s)
+        state["total"] = self._runs.tokens_total
+        if state["total"] is not None:
+            state["done"] = self._runs.tokens_done
+        return state
+
+    def _curves_state(self) -> dict[str, Any]:
+        """The curves of times, as points, with the axes that all of them fit into."""
         finished = self._runs.done
         curves = self._curves(finished)
         count = self._tokens_across(finished)
-        # While a model is loaded, and in the first run, nobody knows how much there is to do.
-        total = None
-        left = ""
-        if not self._doing:
-            total = self._runs.tokens_total
-            left = left_text(self._runs.left_s)
-        done = None
-        if total is not None:
-            done = self._runs.tokens_done
         known_times = []
         for times in curves:
             known_times += [ms for ms in times if math.isfinite(ms)]
-        # While the first run is under way, its own text; then that of the last finished one.
-        text = "".join(self._texts[max(finished, 1) - 1])
-        regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
-            "doing": self._status(),
-            "done": done,
-            "total": total,
-            "left": left,
-            "text": text[-_SHOWN_LETTERS:],
             "lines": [slowest_points(times, count, _MOST_POINTS) for times in curves],
             "count": count,
             "top": curve_top(known_times),
+        }
+
+    def _text_state(self) -> dict[str, Any]:
+        """The end of the text, and the regions that it marks on the page.
+
+        While the first run is under way it is that run's text, afterwards that of the last finished
+        one, which is whole.
+        """
+        shown_run = max(self._runs.done - 1, 0)
+        text = "".join(self._texts[shown_run])
+        regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
+        return {
+            "text": text[-_SHOWN_LETTERS:],
             "boxes": boxes(regions, self.size or (1, 1)),
             "size": self.size,
         }
 
     def _curves(self, finished: int) -> list[list[float]]:
-        """The times of the run under way, and over it the median of the finished repeats, or of the
-        warm-ups where no repeat is finished.
+        """The times of the run under way in ms, and the median over the finished repeats.
+
+        Where no repeat is finished, that median is over the warm-ups; in the first run there is
+        none.
         """
         curves = [self._times[-1]]
-        finished_runs = self._times[self.warmup : finished]
-        if not finished_runs:
-            finished_runs = self._times[:finished]
-        if finished_runs:
-            curves.append(pd.DataFrame(finished_runs).median().tolist())
+        to_compare = self._times[self.warmup : finished]
+        if not to_compare:
+            to_compare = self._times[:finished]
+        if to_compare:
+            curves.append(pd.DataFrame(to_compare).median().tolist())
         return curves
 
     def _tokens_across(self, finished: int) -> int:
-        """How many tokens the axis has: a power of two with room to grow, until a finished run
-        tells how long the others are.
+        """How many tokens the axis is long.
+
+        It is a power of two with room for the tokens so far, so that it seldom changes while they
+        come; but it is no longer than a run can be, which a finished run or the limit tells.
         """
         lengths = [len(times) for times in self._times]
         longest = max(lengths)
+        exponent = math.ceil(math.log2(max(longest, _SHORTEST_AXIS)))
+        with_room = 2**exponent
         expected = max(lengths[:finished], default=0)
         if expected == 0:
             expected = self._runs.token_limit
-        exponent = math.ceil(math.log2(max(longest, _SHORTEST_AXIS)))
-        with_room = min(2**exponent, expected)
-        return max(with_room, longest)
+        return max(min(with_room, expected), longest)
 
     def _status(self) -> str:
         """What is being done, in words."""
         if self._stop.is_set():
             return "stopping"
-        if self._doing:
-            return f"{self._doing}, {time.perf_counter() - self._began_at:.0f} s"
+        if self._work:
+            return f"{self._work}, {time.perf_counter() - self._began_at:.0f} s"
         median_ms = pd.Series(self._times[-1], dtype=float).median()
         if math.isnan(median_ms):
             return self._runs.text
@@ -171,12 +201,16 @@ class Live:
 
     def doing(self, what: str) -> None:
         """Show work without tokens, such as loading a model, until the next run begins."""
-        self._news.append(partial(setattr, self, "_doing", what))
+        self._news.append(partial(self._set_work, what))
         self.stop_if_asked()
 
+    def warn(self, warning: str) -> None:
+        """Show until the end of the measurement that the machine is too busy for it."""
+        self._news.append(partial(self._set_warning, warning))
+
     def reader(self, new: Callable[[], Callable[[int], str]]) -> None:
-        """Set what makes the function that turns a run's tokens into text."""
-        self._news.append(partial(setattr, self, "_new_reader", new))
+        """Set what makes, for each run, the function that turns its tokens into text."""
+        self._news.append(partial(self._set_reader, new))
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
         """`run_inference`'s callback; raises `Stopped` after Stop was pressed."""
@@ -193,8 +227,19 @@ class Live:
         if self._stop.is_set():
             raise Stopped
 
+    # -- what the news do, once the panel reads them ----------------------------------------------
+
+    def _set_work(self, what: str) -> None:
+        self._work = what
+
+    def _set_warning(self, warning: str) -> None:
+        self._busy_warning = warning
+
+    def _set_reader(self, new: Callable[[], Callable[[int], str]]) -> None:
+        self._new_reader = new
+
     def _next_run(self, done: int, total: int, clock: float) -> None:
-        self._doing = ""
+        self._work = ""
         self._last_token_at = float("nan")
         self._runs.next_run(done, total, clock)
         self._read = self._new_reader()  # no half character of the run before
@@ -209,6 +254,11 @@ class Live:
         self._times[-1] += [ms] * len(tokens)
         self._last_token_at = clock
         self._texts[-1] += map(self._read, tokens)
+
+
+def _number_of_token(token: int) -> str:
+    """A token where nothing reads it, as on a server, which has no tokenizer here."""
+    return f"<{token}>"
 
 
 # -- the measuring thread --------------------------------------------------------------------------
@@ -228,6 +278,7 @@ def start(job: MeasurementJob, live: Live) -> Future[PhaseRun]:
 def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
+    from ocr_phases.measure.busy import busy_warnings_to
     from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.tokenizers import TokenReader
     from ocr_phases.session.kept import kept_session
@@ -248,17 +299,25 @@ def _measure(job: MeasurementJob, live: Live) -> PhaseRun:
     is_eager = job.settings.strategy == job.settings.vision == "eager"
     with contextlib.ExitStack() as stack:
         stack.enter_context(announcements_to(live.doing))
+        stack.enter_context(busy_warnings_to(live.warn))
         if device == "cpu" and is_eager:
             stack.enter_context(layer_hooks(session.model, live.stop_if_asked))
         run = session.run_inference(
             job.page, **options, on_tokens=live.on_tokens, progress=live.progress
         )
-    if job.page_name is None:
-        return run
-    # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its
-    # number).
+    if job.page_name is not None:
+        return _with_upload_name(run, job.page_name)
+    return run
+
+
+def _with_upload_name(run: PhaseRun, upload: str) -> PhaseRun:
+    """The record of an upload under its name.
+
+    Bytes carry no name, so that the record calls its page ``image``, or ``image#2`` for a page of a
+    PDF, which keeps its number.
+    """
     pages = []
     for page in run.pages:
-        name = job.page_name + page.file.removeprefix("image")
-        pages.append(msgspec.structs.replace(page, file=name))
+        number = page.file.removeprefix("image")
+        pages.append(msgspec.structs.replace(page, file=upload + number))
     return replace(run, pages=pages)

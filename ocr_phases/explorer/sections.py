@@ -109,12 +109,14 @@ def next_steps(record: RecordRow) -> dict[str, MeasurementJob]:
         words = f"Measure again with {repeats} repeats"
         if not is_here:
             words = f"Measure on this machine with {repeats} repeats"
-        steps[words] = replace(job, settings=replace(job.settings, repeats=repeats))
+        more_repeats = replace(job.settings, repeats=repeats)
+        steps[words] = replace(job, settings=more_repeats)
     if run.model.strategy == "eager" and has_cuda():
         words = "Try cuda_graph"
         if not is_here:
             words = "Try cuda_graph on this machine"
-        steps[words] = replace(job, settings=replace(job.settings, strategy="cuda_graph"))
+        captured = replace(job.settings, strategy="cuda_graph")
+        steps[words] = replace(job, settings=captured)
     return steps
 
 

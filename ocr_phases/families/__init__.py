@@ -37,6 +37,10 @@ UNLIMITED_OCR = UNLIMITED_OCR_FACTS.name
 
 #: The presets of all families.
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
+#: Which of them each family has, as the help of a command says it.
+PRESETS_BY_FAMILY = (
+    "; ".join(f"{facts.title} has {', '.join(facts.presets)}" for facts in FAMILIES.values()) + "."
+)
 
 
 def facts_of(family: str | None) -> FamilyFacts:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.conditions import Conditions
+from ocr_phases.collectors.conditions import Conditions, CoreWaits
 from ocr_phases.collectors.energy import counter_and_idle_watts
 from ocr_phases.collectors.hooks import generate_ranges, stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
@@ -24,6 +24,7 @@ from ocr_phases.inputs.packing import pack
 from ocr_phases.inputs.processed import ModelInputs, PackedPages
 from ocr_phases.inputs.rows import Pages
 from ocr_phases.inputs.views import make_views
+from ocr_phases.measure.busy import warn_if_busy
 from ocr_phases.measure.kernels import check_kernels, kernel_view
 from ocr_phases.measure.live_checks import (
     Afterwards,
@@ -246,7 +247,10 @@ class Measurement:
             if request.warm_once and self._shapes() in self.loaded_model.warm_shapes:
                 self.warmed_before = True
                 request = replace(request, warmup=0)
+            waits = CoreWaits()
             for number in numbered_runs(request, progress):
+                if number == 0 and request.warmup:
+                    warn_if_busy(waits, self.device)
                 on_new_tokens = tokens_of_run(on_tokens, number)
                 if number < 0:  # a warm-up is not recorded
                     self._run_once(request, number, on_new_tokens)

@@ -6,10 +6,33 @@ sweep that are done. Before the first of them nobody knows when it ends, and not
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from statistics import fmean
 
+from tqdm import tqdm
+
 from ocr_phases.settings import Settings
+
+
+def is_in_notebook() -> bool:
+    """Whether a notebook's kernel runs this, whose cells show what is printed."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
+
+
+def write_line(text: str) -> None:
+    """Write a line that a person shall read now; a bar that is shown goes on below it.
+
+    It goes to stderr, but for a notebook's cell, where the bar is on stdout.
+    """
+    if is_in_notebook():
+        tqdm.write(text, file=sys.stdout)
+    elif sys.stderr.isatty():
+        tqdm.write(text, file=sys.stderr)
+    else:  # a log, to which bars write whole lines, too
+        print(text, file=sys.stderr, flush=True)
 
 
 def left_text(seconds: float | None) -> str:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from tqdm import tqdm
 
 from ocr_phases.errors import Interrupted, Stopped, stop_signals
+from ocr_phases.measure.progress import is_in_notebook
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request
 
@@ -96,14 +97,11 @@ def bar_in_cell(
     Outside of a notebook there is no bar, because a command has its own. Steps that are not
     ``alike`` differ in cost, so the bar counts them and estimates no end.
     """
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    in_notebook = hasattr(shell, "kernel")
     return tqdm(
         steps,
         total=total,
         unit=unit,
         bar_format=None if alike else _COUNTING_BAR,
         file=sys.stdout,
-        disable=not in_notebook,
+        disable=not is_in_notebook(),
     )

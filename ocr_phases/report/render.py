@@ -371,7 +371,8 @@ def _best_form(data: Mapping[str, Any]) -> str | None:
     """The best of the forms of an output; None for what only a live notebook can run."""
     if any(kind in data for kind in _LIVE):
         return None
-    return next((kind for kind in _SHOWN if kind in data), None)
+    # What is no text, in a notebook that something else wrote, is no form that could be shown.
+    return next((kind for kind in _SHOWN if isinstance(data.get(kind), str)), None)
 
 
 def _content_of(kind: str, data: str) -> str:

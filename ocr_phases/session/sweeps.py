@@ -22,6 +22,7 @@ from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import PROCESSOR, FamilyFacts, ViewSizes
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder
 from ocr_phases.images import describe_page, load_page
+from ocr_phases.measure.busy import one_busy_warning
 from ocr_phases.measure.cells import (
     REQUEST,
     Cell,
@@ -185,7 +186,7 @@ class Sweep:
         # What cannot be swept is refused before anything is loaded.
         _ = self.cells
         _ = self.page_and_truth
-        with TemporaryFolder() as temporary:
+        with TemporaryFolder() as temporary, one_busy_warning():
             folder = Path(self.folder or temporary)
             if len(loaders) > 1 and (folder / "runs").exists():
                 raise OcrPhasesError(

@@ -23,20 +23,25 @@ from ocr_phases.show.shown_figure import blank_figure
 #: The look of words on axes: as they stand, dollar signs in a file's name begin no formula.
 SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 _SENTENCE_LINE = 52  # characters
-_LETTERS = 19.0  # of small type in an inch, and what axes leave beside them
-_TITLE_LETTERS = 11.5  # of a title in an inch
+#: Letters of a legend for each inch that its axes are wide; it may be wider than they are.
+_LEGEND_LETTERS_PER_INCH = 19.0
+#: Letters that would fit into the room of a key's line or patch and of the gaps around it.
+_KEY_LETTERS = 8
+_TITLE_LETTERS_PER_INCH = 11.5
 _FEWEST_TITLE_LETTERS = 12
-_KEY_LETTERS = 8  # the room that a key takes beside its words
-#: Inches under axes: of the text of their ticks, and of their label, too.
+#: Inches from the lower edge of axes to below the text of their ticks, and to below their label.
 _BELOW_TICKS = 0.285
 _BELOW_LABEL = 0.46
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
-_FEW = 6  # points of a line, which are drawn, too; ticks that have a unit
-_BAR = 0.7  # of the room of a row
-#: Inches of a row, around a chart of bars, and of the keys below.
-_ROW = 0.3
-_AROUND = 1.1
-_KEYS = 0.5
+#: A line of fewer points than these has a dot at each of them.
+_LINE_WITHOUT_DOTS = 6
+#: An axis has no more ticks than these where each of them names its unit.
+_MOST_TICKS_WITH_UNIT = 6
+_BAR_HEIGHT = 0.7  # rows
+#: The height of a chart of bars, and of the keys below the last chart.
+_ROW_INCHES = 0.3
+_AROUND_ROWS_INCHES = 1.1
+_KEYS_INCHES = 0.5
 #: A part of a bar: where it starts, how long it is, its colour.
 Piece = tuple[float, float, Any]
 #: A bar: its name, its pieces, and words at the right end of the axes.
@@ -85,15 +90,18 @@ def style_axes(axes: Axes, title: str = "") -> None:
     axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
-    # Places given, matplotlib need not look for them below the ticks' text and above what is drawn.
+    # The label and the title get fixed places. Otherwise matplotlib would measure the ticks' text
+    # and all that is drawn to find places beside them.
     below_ticks = offset_copy(axes.transAxes, figure_of(axes), y=-_BELOW_TICKS)
     axes.xaxis.set_label_coords(0.5, 0, below_ticks)
-    look = {**SMALL, "fontsize": 11.5, "fontweight": "bold"}
-    place = axes.get_subplotspec()
-    if place is not None and place.get_gridspec().ncols > 1:
-        # Matplotlib wraps a title at the edge of the figure, over the title of the axes beside it.
+    cell = axes.get_subplotspec()
+    if cell is not None and cell.get_gridspec().ncols > 1:
+        # Matplotlib wraps a title only at the edge of the figure, so that a long one would run over
+        # the title of the axes beside it.
         inches = axes.bbox.width / figure_of(axes).dpi
-        title = textwrap.fill(title, max(_FEWEST_TITLE_LETTERS, int(_TITLE_LETTERS * inches)))
+        letters = max(_FEWEST_TITLE_LETTERS, int(_TITLE_LETTERS_PER_INCH * inches))
+        title = textwrap.fill(title, letters)
+    look = {**SMALL, "fontsize": 11.5, "fontweight": "bold"}
     axes.set_title(title, loc="left", y=1.0, pad=9, wrap=True, **look)
 
 
@@ -120,7 +128,7 @@ def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
         keys, _ = axes.get_legend_handles_labels()
     legend = axes.legend(
         handles=keys,
-        ncols=_columns_of_keys(keys, _LETTERS * axes.bbox.width / figure.dpi),
+        ncols=_columns_of_keys(keys, _LEGEND_LETTERS_PER_INCH * axes.bbox.width / figure.dpi),
         loc="upper center",
         bbox_to_anchor=(0.5, 0),
         bbox_transform=offset_copy(axes.transAxes, figure, y=-_BELOW_LABEL),
@@ -137,7 +145,7 @@ def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
 
 
 def _columns_of_keys(keys: Sequence[Artist], room: float) -> int:
-    """The most columns in which the keys fit into ``room`` letters, and at least one."""
+    """The largest number of columns in which the keys are at most ``room`` letters wide; or one."""
     letters = [len(str(key.get_label())) + _KEY_LETTERS for key in keys]
     most = 1
     for count in range(2, len(keys) + 1):
@@ -156,10 +164,10 @@ def name_axis(axis: Axis, label: str, unit: str = "ms") -> None:
     most_ticks: Any = "auto"
     if unit == "bytes":
         axis.set_major_formatter(EngFormatter("B"))
-        most_ticks = _FEW
+        most_ticks = _MOST_TICKS_WITH_UNIT
     elif unit == "%":
         axis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
-        most_ticks = _FEW
+        most_ticks = _MOST_TICKS_WITH_UNIT
     else:
         axis.set_major_formatter("{x:,g}")
     if axis.get_scale() == "linear":
@@ -169,31 +177,40 @@ def name_axis(axis: Axis, label: str, unit: str = "ms") -> None:
 
 
 def hbars(axes: Axes, rows: Sequence[ChartBar]) -> None:
-    """Horizontal bars from above, between their names and words.
+    """Draw a row for each bar, from above: its name on the left, its words on the right.
 
-    A piece of `FAINT` is hollow; an outline keeps one in sight that is as thin as itself.
+    A piece has an outline, which keeps it in sight however short it is. That of a piece in `FAINT`
+    is darker than the piece, which then looks hollow.
     """
-    unit_box = np.array([(0, -0.5), (0, 0.5), (1, 0.5), (1, -0.5)])
-    rectangles: list[np.ndarray] = []
+    rectangles: list[list[tuple[float, float]]] = []
     colours: list[Any] = []
-    edges: list[Any] = []
+    outlines: list[Any] = []
     beside: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
     name_look = {**SMALL, "fontsize": 9.5}
-    for place, (name, pieces, text) in enumerate(rows):
+    for row, (name, pieces, words) in enumerate(rows):
         for start, length, colour in pieces:
-            rectangles.append(unit_box * (length, _BAR) + (start, place))
+            rectangles.append(_rectangle(start, length, row))
             colours.append(colour)
-            edges.append(REST if colour == FAINT else colour)
-        axes.annotate(name, (0, place), (-7, 0), ha="right", va="center", **beside, **name_look)
-        axes.annotate(text, (1, place), (6, 0), va="center", **beside, **SMALL)
-    bars = PolyCollection(rectangles, facecolors=colours, edgecolors=edges, linewidths=0.8)
+            outlines.append(REST if colour == FAINT else colour)
+        axes.annotate(name, (0, row), (-7, 0), ha="right", va="center", **beside, **name_look)
+        axes.annotate(words, (1, row), (6, 0), va="center", **beside, **SMALL)
+    # As one collection, since a timeline has thousands of pieces.
+    bars = PolyCollection(rectangles, facecolors=colours, edgecolors=outlines, linewidths=0.8)
     axes.add_collection(bars)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row above
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # upside down, so that the first row is on top
     end = 1.02 * axes.dataLim.xmax
     if end == 0.0:
         end = 1.0  # an axis needs a length
     axes.set_xlim(0, end)
     axes.yaxis.set_visible(False)
+
+
+def _rectangle(start: float, length: float, row: int) -> list[tuple[float, float]]:
+    """The corners of a piece of a bar, whose row counts from 0."""
+    end = start + length
+    top = row - _BAR_HEIGHT / 2
+    bottom = row + _BAR_HEIGHT / 2
+    return [(start, top), (start, bottom), (end, bottom), (end, top)]
 
 
 def bar_charts(
@@ -205,10 +222,10 @@ def bar_charts(
 
     A chart is a title, its rows, and the name of the axis, with its unit ms.
     """
-    heights = [_AROUND + _ROW * len(rows) for _, rows, _ in charts]
+    heights = [_AROUND_ROWS_INCHES + _ROW_INCHES * len(rows) for _, rows, _ in charts]
     height = sum(heights)
     if keys:
-        height += _KEYS
+        height += _KEYS_INCHES
     titles = [title for title, _, _ in charts]
     figure, panels = new_figure(height, titles, ax, height_ratios=heights)
     for axes, (_, rows, label) in zip(panels, charts, strict=True):
@@ -231,7 +248,11 @@ def stacked(parts: Iterable[tuple[float, str]]) -> list[Piece]:
 
 
 def bunches(count: int) -> np.ndarray:
-    """The bunch of each of so many marks: one each, or as many bunches as a figure has room for."""
+    """The number of the bunch of neighbours to which each of ``count`` marks belongs.
+
+    As long as a figure has room for all marks, each is a bunch of its own. More of them make
+    `_MOST_MARKS` bunches.
+    """
     places = np.arange(count)
     if count <= 2 * _MOST_MARKS:
         return places
@@ -239,22 +260,30 @@ def bunches(count: int) -> np.ndarray:
 
 
 def lines(
-    axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: str = "", **look: Any
+    axes: Axes,
+    places: pd.Series,
+    times: pd.Series,
+    spread: tuple[pd.Series, pd.Series] | None = None,
+    *,
+    band: str = "",
+    **look: Any,
 ) -> None:
-    """Times at their places as a line, and a band between the two ``ends`` of their spread.
+    """Draw times over their places as a line, and their spread as a band around it.
 
-    ``band`` is the name of the band in the legend. Of thousands the medians of bunches are drawn,
-    and a band from the least to the greatest.
+    ``spread`` has the lower and the upper end of the band at each place, and ``band`` names it in
+    the legend. A figure has no room for thousands of points: then a point is the median of a bunch
+    of neighbours, and the band goes from the least to the greatest of them.
     """
     bunch = bunches(len(times))
-    at = at.astype("float64").groupby(bunch).first()
-    if not ends:
-        ends = (times, times)
-    lower_end, upper_end = ends
-    low = lower_end.groupby(bunch).min()
-    high = upper_end.groupby(bunch).max()
+    drawn_places = places.astype("float64").groupby(bunch).first()
+    if spread is None:
+        spread = (times, times)
+    lower_ends, upper_ends = spread
+    low = lower_ends.groupby(bunch).min()
+    high = upper_ends.groupby(bunch).max()
     if (high > low).any():
-        axes.fill_between(at, low, high, color=look["color"], alpha=0.22, linewidth=0, label=band)
-    marker = "o" if len(at) < _FEW else ""
+        colour = look["color"]
+        axes.fill_between(drawn_places, low, high, color=colour, alpha=0.22, lw=0, label=band)
+    marker = "o" if len(drawn_places) < _LINE_WITHOUT_DOTS else ""
     look = {"linewidth": 1.4, "marker": marker, **look}
-    axes.plot(at, times.groupby(bunch).median(), **look)
+    axes.plot(drawn_places, times.groupby(bunch).median(), **look)

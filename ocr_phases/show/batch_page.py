@@ -14,8 +14,8 @@ from ocr_phases.files import RECORD
 from ocr_phases.show.batch_plots import plot_distributions
 from ocr_phases.show.batch_quality import batch_quality_section
 from ocr_phases.show.html_table import Heading, table_html
-from ocr_phases.show.section import Section
-from ocr_phases.show.web import Html, block, document_html, element, fragment, note, section_heading
+from ocr_phases.show.section import Section, sections_document
+from ocr_phases.show.web import block, element, fragment, note
 from ocr_phases.text import count_text, digits_text, ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
@@ -63,11 +63,8 @@ def index_html(
     measured = pages[pages["status"] == "done"]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     loops = loops_sentence(measured, "page")
-    parts = [
-        block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
-        block("cards", figures=_cards(pages, measured, left_out)),
-    ]
-    contents = []
+    head = block("head", picture="", title=title, about=about, headline=loops, lead="", below="")
+    cards = block("cards", figures=_cards(pages, measured, left_out))
     sections = {
         "Pages": _pages_section(pages),
         "Quality": batch_quality_section(measured),
@@ -75,11 +72,7 @@ def index_html(
         "Slowest regions": _regions_section(regions, measured),
         "Tables": _tables_section(),
     }
-    for heading, section in sections.items():
-        if section.parts:
-            parts.append(element("section", section_heading(heading), Html(section.html())))
-            contents.append((heading, heading.replace(" ", "-")))
-    return document_html(title, contents, fragment(*parts), css=_WIDER)
+    return sections_document(title, fragment(head, cards), sections, css=_WIDER)
 
 
 def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
@@ -89,10 +82,11 @@ def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
     status file. An address is empty where there is nothing to link to.
     """
     folders = pages["folder"].fillna("").map(quote)
-    records = (folders + "/" + RECORD).where(pages["status"] == "done", "")
-    to_page = records.mask(pages["report"], folders + "/report.html")
-    to_status = (folders + "/status.json").mask(folders == "", "")
-    return pages.assign(to_page=to_page, to_status=to_status)
+    to_record = folders + "/" + RECORD
+    to_report = folders + "/report.html"
+    to_status = folders + "/status.json"
+    to_page = to_record.where(pages["status"] == "done", "").mask(pages["report"], to_report)
+    return pages.assign(to_page=to_page, to_status=to_status.mask(folders == "", ""))
 
 
 # -- cards -----------------------------------------------------------------------------------------
@@ -103,17 +97,17 @@ def _cards(
 ) -> list[KeyFigure]:
     """The figures of the whole batch: how many pages, how fast, and what they cost."""
     quiet = measured[~measured["noisy"]]
-    over = "median over pages"
+    which_median = "median over pages"
     if len(quiet) < len(measured):
-        over = f"median without {count_text(len(measured) - len(quiet), 'noisy page')}"
+        which_median = f"median without {count_text(len(measured) - len(quiet), 'noisy page')}"
     first_token = ms_text(quiet["ttft_ms"].median())
     between_tokens = ms_text(quiet["inter_token_ms"].median())
     tokens = int(measured["tokens"].sum())
     return [
         *_count_cards(pages, measured, left_out),
-        KeyFigure("Time to first token", first_token, over),
-        KeyFigure("Inter-token latency", between_tokens, over),
-        *_page_time_cards(quiet, over),
+        KeyFigure("Time to first token", first_token, which_median),
+        KeyFigure("Inter-token latency", between_tokens, which_median),
+        *_page_time_cards(quiet, which_median),
         KeyFigure("Tokens", f"{tokens:,}", "over all pages, one repeat"),
     ]
 
@@ -123,32 +117,28 @@ def _count_cards(
 ) -> list[KeyFigure]:
     """How many pages were measured, failed, were named twice and were left out."""
     with_warnings = (measured["warnings"].fillna("") != "").sum()
+    outcomes = f"{len(measured):,} measured, {with_warnings:,} with warnings"
+    cards = [KeyFigure("Pages", f"{len(pages):,}", outcomes)]
     failed = len(pages) - len(measured)
-    failed_share = percent_text(failed / max(1, len(pages)))
+    share = percent_text(failed / max(1, len(pages)))
     tried_again = (pages["attempts"] > 1).sum()
-    cards = [
-        KeyFigure(
-            "Pages",
-            f"{len(pages):,}",
-            f"{len(measured):,} measured, {with_warnings:,} with warnings",
-        ),
-        KeyFigure("Failed", f"{failed:,}", f"{failed_share}; {tried_again:,} tried again"),
-    ]
-    named_twice = pages.loc[pages["id"] != "", "id"].duplicated().sum()
-    if named_twice:
-        note_of_twice = "pages that were named before, measured once"
-        cards.append(KeyFigure("Listed twice", f"{named_twice:,}", note_of_twice))
+    cards.append(KeyFigure("Failed", f"{failed:,}", f"{share}; {tried_again:,} tried again"))
+    ids = pages.loc[pages["id"] != "", "id"]
+    repeated = ids.duplicated().sum()
+    if repeated:
+        explanation = "pages that were named before, measured once"
+        cards.append(KeyFigure("Listed twice", f"{repeated:,}", explanation))
     if left_out:
+        files = sum(left_out.values())
         suffixes = ", ".join(sorted(left_out))
-        count = sum(left_out.values())
-        cards.append(KeyFigure("Left out", f"{count:,}", f"files that are no pages: {suffixes}"))
+        cards.append(KeyFigure("Left out", f"{files:,}", f"files that are no pages: {suffixes}"))
     return cards
 
 
-def _page_time_cards(quiet: pd.DataFrame, over: str) -> list[KeyFigure]:
+def _page_time_cards(quiet: pd.DataFrame, which_median: str) -> list[KeyFigure]:
     """The time of a page, and what 1,000 pages take; nothing where no page has its time.
 
-    ``over`` says over which pages the medians are.
+    ``which_median`` says over which pages the median is.
     """
     times_ms = quiet["page_ms"].dropna()
     if times_ms.empty:
@@ -158,7 +148,9 @@ def _page_time_cards(quiet: pd.DataFrame, over: str) -> list[KeyFigure]:
     in_turn = "one page after another"
     cards = [
         KeyFigure(
-            "Time per page", median, f"{over}; p90 {p90}, p99 {p99}, from file to last token"
+            "Time per page",
+            median,
+            f"{which_median}; p90 {p90}, p99 {p99}, from file to last token",
         ),
         KeyFigure("Pages per minute", f"{pages_per_minute:,.1f}", f"on one device, {in_turn}"),
     ]
@@ -177,21 +169,11 @@ def _page_time_cards(quiet: pd.DataFrame, over: str) -> list[KeyFigure]:
 
 
 def _pages_section(pages: pd.DataFrame) -> Section:
-    """A table of the pages: failures, then pages with warnings, then the slowest.
+    """A table of the pages with remarks: failures, then pages with warnings, then the slowest.
 
     A page links to its report or record, and its status to the file that lists all attempts.
     """
-    warnings = pages["warnings"].fillna("")
-    reasons = pages["reason"].fillna("")
-    ordered = pages.assign(
-        is_measured=pages["status"] == "done",
-        has_no_warning=warnings == "",
-        remarks=reasons.mask(reasons == "", warnings),
-    ).sort_values(
-        ["is_measured", "has_no_warning", "decode_ms"],
-        ascending=[True, True, False],
-        kind="stable",
-    )
+    ordered = _failures_first(pages.assign(remarks=_remarks(pages)))
     shown = ordered.head(MOST_ROWS)
     columns = list(_PAGE_COLUMNS)
     if not (shown["repeated_share"] > 0).any():
@@ -210,6 +192,24 @@ def _pages_section(pages: pd.DataFrame) -> Section:
     if len(pages) > MOST_ROWS:
         cut = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
     return Section(note(links), table, note(cut))
+
+
+def _remarks(pages: pd.DataFrame) -> pd.Series:
+    """The reason why each page failed, or else its warnings; empty for neither."""
+    reasons = pages["reason"].fillna("")
+    warnings = pages["warnings"].fillna("")
+    return reasons.mask(reasons == "", warnings)
+
+
+def _failures_first(pages: pd.DataFrame) -> pd.DataFrame:
+    """The failed pages, then those with warnings, then the others; the slowest decode first."""
+    is_measured = pages["status"] == "done"
+    has_no_warning = pages["warnings"].fillna("") == ""
+    return pages.assign(is_measured=is_measured, has_no_warning=has_no_warning).sort_values(
+        ["is_measured", "has_no_warning", "decode_ms"],
+        ascending=[True, True, False],  # False, which is a failure or a warning, comes first
+        kind="stable",
+    )
 
 
 def _distributions_section(measured: pd.DataFrame) -> Section:

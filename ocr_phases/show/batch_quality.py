@@ -51,7 +51,8 @@ def batch_quality_section(measured: pd.DataFrame) -> Section:
     judged = measured[~measured["cut"]]
     if judged[measure].isna().all():
         return Section(*sentences)
-    judged = judged.assign(page_ms=judged["page_ms"].mask(judged["noisy"]))
+    time_of_quiet_pages = judged["page_ms"].mask(judged["noisy"])
+    judged = judged.assign(page_ms=time_of_quiet_pages)
     return Section(
         *sentences,
         *_cost_against_quality(judged),
@@ -114,10 +115,9 @@ def _categories(pages: pd.DataFrame, measure: str) -> Html:
 def _worst_pages(pages: pd.DataFrame, measure: str) -> Html:
     """The pages that lost most, each with a link."""
     more_is_better = measure == "agreement"
-    ordered = pages.dropna(subset=[measure]).sort_values(
-        measure, ascending=more_is_better, kind="stable"
-    )
-    worst = ordered.head(_WORST_PAGES)
+    known = pages.dropna(subset=[measure])
+    worst_first = known.sort_values(measure, ascending=more_is_better, kind="stable")
+    worst = worst_first.head(_WORST_PAGES)
     columns = ["page", "preset", "category", measure, "cer", "repetition", "compression", "tokens"]
     return table_html(
         worst[columns],

@@ -125,16 +125,14 @@ def region_boxes(
 ) -> list[DrawnBox]:
     """Every box of the regions on a page of ``size`` pixels, named and coloured by its label.
 
-    The text of a tag is ``3 title``, with the region's number.
-    ``table`` is `regions_of` or `region_table`; a question mark is behind what it calls uncertain.
-    ``by_time`` names and colours boxes by their region's ``decode_ms`` instead: of several boxes
-    each shows that one time, with their number.
+    The text of a tag is ``3 title``, with the region's number. A question mark stands behind it
+    where ``table``, which is `regions_of` or `region_table`, calls the region uncertain.
+
+    ``by_time`` names and colours boxes by their region's ``decode_ms`` instead. A region of several
+    boxes has one time, so each of them shows it, with the number of boxes.
     """
     times = dict(zip(table["region"], table["decode_ms"], strict=True))
-    region_times = [ms for region, ms in times.items() if region != PREAMBLE]
-    slowest = max(region_times, default=0.0)
-    if slowest == 0.0:
-        slowest = 1.0  # of no times all are short
+    longest_ms = _longest_time(times)
     uncertain_regions: set[int] = set()
     if "uncertain" in table:
         uncertain_regions = set(table["region"][table["uncertain"]])
@@ -144,8 +142,9 @@ def region_boxes(
     boxes: list[DrawnBox] = []
     for region in regions:
         if by_time:
-            colour = time_colour(times[region.index] / slowest)
-            text = ms_text(times[region.index])
+            ms = times[region.index]
+            colour = time_colour(ms / longest_ms)
+            text = ms_text(ms)
             if len(region.boxes) > 1:
                 text += f" ({len(region.boxes)} boxes)"
         else:
@@ -160,59 +159,99 @@ def region_boxes(
     return boxes
 
 
+def _longest_time(times: dict[int, float]) -> float:
+    """The longest time of a region in ms; 1 where no region took any, so that it can divide."""
+    of_regions = [ms for region, ms in times.items() if region != PREAMBLE]
+    longest_ms = max(of_regions, default=0.0)
+    if longest_ms == 0.0:
+        return 1.0
+    return longest_ms
+
+
 def place_tags(
     boxes: Sequence[DrawnBox], page_size: tuple[int, int], type_size: int | None = None
 ) -> list[Tag | None]:
-    """Each box's tag at the corner where it hides least of the first boxes and of the last tags.
+    """The tag of each box, at the corner of the box where it hides least of others.
 
-    In type of ``type_size`` pixels; None for no words, and where it would be larger than the page.
+    Others are the first boxes and the tags placed last, `_MOST_NEIGHBOURS` of each. The type is
+    ``type_size`` pixels high. A box has no tag (None) if it has no words, or if its tag would be
+    larger than the page.
     """
     size = type_size or type_size_of(page_size)
     font = _font(size)
     pad = max(1, size // 5)
     ascent, descent = font.getmetrics()
     height = ascent + descent + pad
-    first_boxes = [box.box for box in boxes[:_MOST_NEIGHBOURS]]
-    others = np.array(first_boxes, dtype=np.int64).reshape(-1, 4)
     widths = [math.ceil(font.getlength(box.text)) + 2 * pad for box in boxes]
-    spots_of_boxes = _spots([box.box for box in boxes], widths, height, page_size)
-    placed = np.zeros((len(boxes), 4), dtype=np.int64)
+    corners = np.array([box.box for box in boxes], dtype=np.int64).reshape(-1, 4)
+    spots_of_boxes = _spots(corners, np.array(widths, dtype=np.int64), height, page_size)
+    first_boxes = corners[:_MOST_NEIGHBOURS]
+    grounds = np.zeros((len(boxes), 4), dtype=np.int64)
     tags: list[Tag | None] = []
     for index, (box, width) in enumerate(zip(boxes, widths, strict=True)):
         if not box.text or width > page_size[0] or height > page_size[1]:
             tags.append(None)
             continue
-        spots = spots_of_boxes[index]
-        last_tags = placed[max(index - _MOST_NEIGHBOURS, 0) : index]
-        hidden = overlaps(spots, others).sum(axis=1)
-        # A later spot has to hide clearly less to be taken: a sixteenth of the tag for each place.
-        tag_area = width * height
-        hidden = hidden + np.arange(len(spots)) * tag_area // 16
-        # Another tag is far worse to hide than a box.
-        hidden += 20 * overlaps(spots, last_tags).sum(axis=1)
-        placed[index] = spots[hidden.argmin()]
-        left, top, right, bottom = placed[index].tolist()
+        last_tags = grounds[max(index - _MOST_NEIGHBOURS, 0) : index]
+        grounds[index] = _best_spot(spots_of_boxes[index], first_boxes, last_tags)
+        left, top, right, bottom = grounds[index].tolist()
         start = (left + pad, top + pad // 2 + ascent)
         tags.append(Tag(box.text, (left, top, right, bottom), start, size))
     return tags
 
 
-def _spots(
-    boxes: Sequence[Box], widths: Sequence[int], height: int, page_size: tuple[int, int]
-) -> np.ndarray:
-    """Where each tag may stand at its box, int64 [n, 8, 4], the best liked first; all within the
-    page.
+def _best_spot(spots: np.ndarray, boxes: np.ndarray, tags: np.ndarray) -> np.ndarray:
+    """The spot at which a tag hides least of these boxes and tags; all are int64 [n, 4]."""
+    left, top, right, bottom = spots[0]
+    tag_area = (right - left) * (bottom - top)
+    cost = overlaps(spots, boxes).sum(axis=1)
+    # Another tag is far worse to hide than a box.
+    cost = cost + 20 * overlaps(spots, tags).sum(axis=1)
+    # The spots are in the order in which they are liked: each costs a sixteenth of the tag's area
+    # more than the one before, so that it is taken only if it hides clearly less.
+    cost += np.arange(len(spots)) * tag_area // 16
+    return spots[cost.argmin()]
 
-    That is over the box, under it, and inside it at its top and at its bottom, each on the left and
-    on the right. ``widths`` are those of the n tags, ``height`` is that of all.
+
+def _spots(
+    boxes: np.ndarray, widths: np.ndarray, height: int, page_size: tuple[int, int]
+) -> np.ndarray:
+    """The eight spots on the page at which the tag of each box may stand, the best liked first.
+
+    Parameters
+    ----------
+    boxes : ndarray
+        int64 [n, 4], in pixels of the page.
+    widths : ndarray
+        int64 [n], the width of the tag of each box.
+    height : int
+        The height of every tag.
+    page_size : (int, int)
+        Width and height of the page.
+
+    Returns
+    -------
+    ndarray
+        int64 [n, 8, 4].
     """
-    x1, y1, x2, y2 = np.array(boxes, dtype=np.int64).reshape(-1, 4).T
-    width = np.array(widths, dtype=np.int64)
-    lefts = np.stack([x1, x2 - width] * 4, axis=1)
-    lefts = np.clip(lefts, 0, page_size[0] - width[:, None])
-    tops = np.repeat(np.stack([y1 - height, y2, y1, y2 - height], axis=1), 2, axis=1)
-    tops = np.clip(tops, 0, page_size[1] - height)
-    return np.stack([lefts, tops, lefts + width[:, None], tops + height], axis=2)
+    x1, y1, x2, y2 = boxes.T
+    at_left = x1
+    at_right = x2 - widths
+    above = y1 - height
+    below = y2
+    inside_at_top = y1
+    inside_at_bottom = y2 - height
+    lefts = []
+    tops = []
+    for top in (above, below, inside_at_top, inside_at_bottom):
+        lefts += [at_left, at_right]
+        tops += [top, top]
+    # Where it would leave the page, a tag is moved onto it.
+    left = np.clip(np.stack(lefts, axis=1), 0, page_size[0] - widths[:, None])
+    top = np.clip(np.stack(tops, axis=1), 0, page_size[1] - height)
+    right = left + widths[:, None]
+    bottom = top + height
+    return np.stack([left, top, right, bottom], axis=2)
 
 
 def draw_marks(
@@ -221,23 +260,24 @@ def draw_marks(
     opacity: float = LABEL_OPACITY,
     type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags.
+    """An RGB copy of the page with boxes, and above all of them their tags.
 
-    ``opacity`` is that of their ground, from 0 to 1. Of more than `MOST_BOXES` the first are drawn,
-    and a sentence at the foot of the picture says so.
+    ``opacity`` is that of the boxes' ground, from 0 to 1. Of more than `MOST_BOXES` the first are
+    drawn, and a sentence at the foot of the picture says so.
     """
     canvas = page.convert("RGB")
     draw = ImageDraw.Draw(canvas, "RGBA")
-    width = max(1, round(type_size_of(page.size) / 8))
+    outline_width = max(1, round(type_size_of(page.size) / 8))
     drawn = boxes[:MOST_BOXES]
-    uncovered = _MOST_COVERED * math.prod(page.size)
+    # Drawing has a bound: an output may have many boxes as large as the page.
+    pixels_left = _MOST_COVERED * math.prod(page.size)
     for box in drawn:
         x1, y1, x2, y2 = box.box
-        uncovered -= (x2 - x1) * (y2 - y1)
+        pixels_left -= (x2 - x1) * (y2 - y1)
         ground = None
-        if uncovered >= 0:
+        if pixels_left >= 0:
             ground = f"{box.colour}{round(255 * opacity):02x}"
-        draw.rectangle(box.box, ground, box.colour, width)
+        draw.rectangle(box.box, ground, box.colour, outline_width)
     for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
         if tag is not None:
             left, top, right, bottom = tag.ground
@@ -286,10 +326,10 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
     """Crops uint8 [columns x rows, C, C, 3] put together again, with cuts and numbers drawn."""
     columns, rows = grid
     side = crops.shape[1]
-    drawn: list[np.ndarray] = []
-    for number, crop in enumerate(crops, start=1):
-        box = DrawnBox((0, 0, side, side), LABEL_COLOURS["image"], str(number))
-        marked = draw_marks(Image.fromarray(crop), [box], 0.0, side // 14)
-        drawn.append(np.asarray(marked))
-    joined = np.reshape(drawn, (rows, columns, side, side, 3)).swapaxes(1, 2)
-    return Image.fromarray(joined.reshape(rows * side, columns * side, 3))
+    joined = Image.new("RGB", (columns * side, rows * side))
+    for place, crop in enumerate(crops):
+        outline = DrawnBox((0, 0, side, side), LABEL_COLOURS["image"], str(place + 1))
+        marked = draw_marks(Image.fromarray(crop), [outline], 0.0, side // 14)
+        row, column = divmod(place, columns)
+        joined.paste(marked, (column * side, row * side))
+    return joined

@@ -32,15 +32,17 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     """
     shown = in_units(table, printable(baseline, LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(metric_name)
-    lows = shown.pop("ratio_low")
-    highs = shown.pop("ratio_high")
-    intervals = [_interval(low, high) for low, high in zip(lows, highs, strict=True)]
-    shown.insert(list(shown.columns).index("ratio") + 1, "interval", intervals)
-    is_unsure = table["verdict"].isin((EXACTLY_EQUAL, EQUIVALENT, *UNJUDGED))
+    intervals = []
+    for low, high in zip(shown["ratio_low"], shown["ratio_high"], strict=True):
+        intervals.append(_interval(low, high))
+    shown = shown.drop(columns=["ratio_low", "ratio_high"])
+    behind_ratio = list(shown.columns).index("ratio") + 1
+    shown.insert(behind_ratio, "interval", intervals)
+    has_no_change = table["verdict"].isin((EXACTLY_EQUAL, EQUIVALENT, *UNJUDGED))
     return table_html(
         shown,
         caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
-        strong=~is_unsure,
+        strong=~has_no_change,
         headings={"interval": ("95 % interval", "")},
         missing="not in both records, or no interval",
         empty="The records share no figure.",
@@ -48,10 +50,12 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
 
 
 def _interval(low: float, high: float) -> str:
-    """The interval of a ratio with three digits that count, so that a thirtieth has them, too."""
+    """The interval of a ratio in words, with at least three digits that count of its lower end."""
     if np.isnan(low):
         return NOT_AVAILABLE
-    decimals = 3 if low >= 0.0995 else 4
+    decimals = 3
+    if low < 0.0995:  # which three decimals would write with two digits, as in 0.033
+        decimals = 4
     return f"{low:.{decimals}f} to {high:.{decimals}f}"
 
 

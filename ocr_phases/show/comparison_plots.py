@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -93,17 +93,21 @@ def plot_prefill_stages(
             known_labels.append(label)
     if not known:
         return sentence_figure("None of these records has a prefill of its own.", ax)
-    whole = _prefill_times(known)
+    whole_ms = _prefill_times(known)
     times, others = _largest_stages(_times_by_stage(known))
-    colours = {str(stage): stage_colour(str(stage)) for stage in times}
+    covered_ms = times.sum(axis="columns")
+    times = times.assign(**{_BETWEEN_STAGES: (whole_ms - covered_ms).clip(lower=0.0)})
+    colours: dict[str, str] = {}
+    for name in times.columns:
+        colours[name] = stage_colour(name)
     if others:
         colours[others] = REST
-    times[_BETWEEN_STAGES] = (whole - times.sum(axis="columns")).clip(lower=0.0)
     colours[_BETWEEN_STAGES] = FAINT
     bars: list[ChartBar] = []
-    for run, label, ms, lengths in zip(known, known_labels, whole, times.to_numpy(), strict=True):
-        pieces = stacked(zip(lengths, colours.values(), strict=True))
-        words = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"
+    for place, (run, label) in enumerate(zip(known, known_labels, strict=True)):
+        pieces = stacked(zip(times.iloc[place], colours.values(), strict=True))
+        vision_share = percent_text(summary(run)["vision_share"])
+        words = f"{ms_text(whole_ms[place])}  (vision {vision_share})"
         bars.append((printable(label, LONGEST_LABEL), pieces, words))
     keys = [Patch(fc=colour, ec=REST, label=stage_title(name)) for name, colour in colours.items()]
     figure, _ = bar_charts([("Prefill, stage by stage", bars, "time (ms)")], ax, keys)
@@ -146,11 +150,11 @@ def _largest_stages(times: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """
     if len(times.columns) <= _MOST_STAGES:
         return times, ""
-    largest = set(times.sum().nlargest(_MOST_STAGES).index)
-    drawn = [stage for stage in times.columns if stage in largest]
-    rest = times.drop(columns=drawn)
+    largest = times.sum().nlargest(_MOST_STAGES).index
+    drawn = times.loc[:, times.columns.isin(largest)]  # in the order of the stages
+    rest = times.drop(columns=drawn.columns)
     others = f"{len(rest.columns):,} others"
-    return times[drawn].assign(**{others: rest.sum(axis="columns")}), others
+    return drawn.assign(**{others: rest.sum(axis="columns")}), others
 
 
 def plot_decode(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
@@ -240,13 +244,14 @@ def _names_of_ratios(table: pd.DataFrame, *, with_label: bool) -> list[str]:
 def _draw_ratios(axes: Axes, table: pd.DataFrame) -> None:
     """A point and the line of its interval for each row, in the colour of its verdict."""
     marks = [_MARKS.get(verdict, _NO_VERDICT) for verdict in table["verdict"]]
-    for mark in dict.fromkeys(marks):
-        rows = table[[each == mark for each in marks]]
+    for mark in dict.fromkeys(marks):  # each once, since each has one key
+        has_mark = [other == mark for other in marks]
+        rows = table[has_mark]
         axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], mark.colour, linewidth=1.8)
-        face = "white" if mark.hollow else mark.colour
-        axes.plot(
-            rows["ratio"], rows.index, "o", color=mark.colour, ms=5.5, mfc=face, label=mark.words
-        )
+        look: dict[str, Any] = {"color": mark.colour, "ms": 5.5, "label": mark.words}
+        if mark.hollow:
+            look["mfc"] = "white"
+        axes.plot(rows["ratio"], rows.index, "o", **look)
 
 
 def _scale_to_ratios(axes: Axes, table: pd.DataFrame) -> None:

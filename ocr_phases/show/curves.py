@@ -47,20 +47,36 @@ def decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fig
 def curves_of_table(
     table: pd.DataFrame, title: str, names: dict[str, str], ways: list[str], ax: Axes | None
 ) -> Axes:
-    """A figure of one column over another, with its spread where it is known.
+    """A figure of one column over another.
 
-    Lines are called by what varies of the model and ``ways``, and have a look by that; each
-    ``cell`` has one. ``names`` are those of the two columns, the horizontal one first. The vertical
-    scale follows the bulk of each line. A column ``floor_ms`` is dotted.
+    Parameters
+    ----------
+    table : DataFrame
+        The two columns, the columns of ``ways``, and ``cell``: each cell is a line of its own.
+        Where there are the columns ``*_p10`` and ``*_p90`` of the vertical one, they are its
+        spread; ``floor_ms`` is drawn with dots.
+    title : str
+        The title of the axes.
+    names : dict of str to str
+        The two columns with what their axes are called, the horizontal one first.
+    ways : list of str
+        The columns that may tell lines apart, besides those of the model. Lines that are alike in
+        all of them have the same name and the same look.
+    ax : matplotlib.axes.Axes or None
+        Axes to draw on; None for those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes. Their vertical scale follows the bulk of each line.
     """
     _, (axes,) = new_figure(4.2, [title], ax)
     x, y = names
     differing = _differing_ways(table, ways)
     table = table.assign(line=_line_names(table, differing))
-    all_looks = cycle(product(_LINES, COLOURS))
-    looks = {line: next(all_looks) for line in table["line"].unique()}
-    for _, rows in table.groupby(["line", "cell"], sort=False):
-        style, colour = looks[rows["line"].iloc[0]]
+    looks = dict(zip(table["line"].unique(), cycle(product(_LINES, COLOURS)), strict=False))
+    for (name, _), rows in table.groupby(["line", "cell"], sort=False):
+        style, colour = looks[name]
         _draw_line(axes, rows, x, y, colour, style)
     if "preset" in table and "preset" not in differing:
         _mark_presets(axes, table.groupby("preset")[x].min())
@@ -77,9 +93,9 @@ def curves_of_table(
 
 
 def _differing_ways(table: pd.DataFrame, ways: list[str]) -> list[str]:
-    """The columns that tell lines apart: of the model and ``ways`` those that vary.
+    """The columns that tell lines apart: those of the model and of ``ways`` that vary.
 
-    Where none does, it is the last of ``ways``, so that a line has a name.
+    Where none varies, it is the last of ``ways``, so that a line has a name.
     """
     columns = list(ways)
     if "model" in table:
@@ -99,14 +115,20 @@ def _line_names(table: pd.DataFrame, ways: list[str]) -> list[str]:
 def _draw_line(
     axes: Axes, rows: pd.DataFrame, x: str, y: str, colour: str, style: LineStyleType
 ) -> None:
-    """The medians of the rows at each place, their spread, all of the rows, and their floor."""
-    middle = rows.groupby(x).median(numeric_only=True).reset_index()
-    ends = [middle[end] for end in (f"{y}_p10", f"{y}_p90") if end in middle]
-    lines(axes, middle[x], middle[y], *ends, color=colour, linestyle=style)
-    if len(rows) > len(middle):
+    """Draw the medians of the rows at each place, with their spread and their floor.
+
+    Where a place has several rows, each of them is a point, too.
+    """
+    medians = rows.groupby(x).median(numeric_only=True).reset_index()
+    places = medians[x]
+    spread = None
+    if f"{y}_p10" in medians:
+        spread = (medians[f"{y}_p10"], medians[f"{y}_p90"])
+    lines(axes, places, medians[y], spread, color=colour, linestyle=style)
+    if len(rows) > len(medians):
         axes.plot(rows[x], rows[y], "o", color=colour, alpha=0.35, mew=0)
-    if "floor_ms" in middle:
-        axes.plot(middle[x], middle["floor_ms"], color=colour, **_DOTS)
+    if "floor_ms" in medians:
+        axes.plot(places, medians["floor_ms"], color=colour, **_DOTS)
 
 
 def _mark_presets(axes: Axes, starts: pd.Series) -> None:
@@ -127,9 +149,9 @@ def _mark_presets(axes: Axes, starts: pd.Series) -> None:
         )
 
 
-def _scale_to_bulk(axes: Axes, values: Any) -> None:
-    """Set the vertical scale by nearly all of the values of each line; they come grouped by it."""
-    bulk = values.quantile(np.asarray([0.0, 0.98]))
+def _scale_to_bulk(axes: Axes, values_by_line: Any) -> None:
+    """Set the vertical scale by nearly all of the values of each line, a pandas group of them."""
+    bulk = values_by_line.quantile(np.asarray([0.0, 0.98]))
     low = float(bulk.min())
     high = float(bulk.max())
     # From zero, so that heights compare.
@@ -146,7 +168,7 @@ def _line_text(way: str, value: object) -> str:
 
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis between these, with plain numbers."""
+    """Make an axis logarithmic, from ``low`` to ``high``, with numbers and not powers of ten."""
     if axis is axis.axes.xaxis:
         axis.axes.set(xscale="log", xlim=(low, high))
     else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
@@ -229,7 +230,8 @@ def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
     """
     silent: list[str] = []
     for name, values in table.select_dtypes(exclude="number").items():
-        if not any(pd.notna(value) and value for value in values):
+        known = values[values.notna()]
+        if not any(known):
             silent.append(str(name))
     if not keep_missing:
         silent.extend(table.columns[table.isna().all()])
@@ -237,9 +239,13 @@ def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
 
 
 def _column(name: str, values: pd.Series, headings: Mapping[str, Heading]) -> Column:
-    heading, unit = headings.get(name) or column_heading(name)
-    types = pd.api.types
-    numeric = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+    """The column of these values, with the heading that a caller gave it or its usual one."""
+    if name in headings:
+        heading, unit = headings[name]
+    else:
+        heading, unit = column_heading(name)
+    # To pandas truth values are numbers, too.
+    numeric = is_numeric_dtype(values) and not is_bool_dtype(values)
     return Column(name, heading, unit, numeric)
 
 
@@ -275,12 +281,13 @@ def _cells(column: Column, values: pd.Series) -> list[TableCell]:
 
 
 def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
-    numeric = column.numeric
+    """The cell of a value; ``write_text`` writes it where it is a text."""
     if pd.isna(value) or value in (math.inf, -math.inf):
-        return TableCell(NOT_AVAILABLE, numeric)
-    if numeric:
+        return TableCell(NOT_AVAILABLE, column.numeric)
+    if column.numeric:
         number = float(value)
-        return TableCell(_number_text(number, column.unit), numeric, sort_value=repr(number))
+        text = _number_text(number, column.unit)
+        return TableCell(text, numeric=True, sort_value=repr(number))
     if isinstance(value, bool):
         return TableCell("yes" if value else "")
     if isinstance(value, Html):
@@ -289,14 +296,14 @@ def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> Table
 
 
 def _with_marks(cells: Sequence[TableCell], marks: Iterable[str]) -> list[TableCell]:
-    """The cells with the word of each row behind what they show."""
+    """The cells with the word of each row behind what they show; there may be more words."""
     marked = []
     for cell, mark in zip(cells, marks, strict=False):
-        if mark:
-            cell = replace(
-                cell, text=fragment(f"{cell.text} ", element("span", mark, class_="op-mark"))
-            )
-        marked.append(cell)
+        if not mark:
+            marked.append(cell)
+            continue
+        word = element("span", mark, class_="op-mark")
+        marked.append(replace(cell, text=fragment(f"{cell.text} ", word)))
     return marked
 
 

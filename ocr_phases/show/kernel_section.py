@@ -22,7 +22,7 @@ from ocr_phases.show.html_table import table_html
 from ocr_phases.show.kernel_plot import plot_kernels
 from ocr_phases.show.run_times import name_whole_phases
 from ocr_phases.show.section import Section
-from ocr_phases.show.web import fold, note, section_heading
+from ocr_phases.show.web import Html, fold, note, section_heading
 from ocr_phases.text import percent_text
 
 #: The longest kernels that a table names.
@@ -42,14 +42,6 @@ def kernels_section(run: Record) -> Section:
     account = note(kernel_account(run))
     if not isinstance(run.kernels, KernelsPart):
         return Section(heading, account)
-    table = kernel_table(run).merge(stage_verdict(run)[[*STAGE_KEYS, "verdict"]])
-    table["busy_%"] = table["busy_ms"] / table["wall_ms"]
-    table, whole = name_whole_phases(table[_COLUMNS])
-    caption = (
-        f"Recorded in one more run under {run.kernels.tool}, with {run.kernels.steps} decode "
-        "steps. Rows of decode are the mean of one of these steps."
-    )
-    limits = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
     details = [
         _idle_gaps(run),
         _kv_cache(run),
@@ -57,10 +49,24 @@ def kernels_section(run: Record) -> Section:
         *_longest_kernels(run, "prefill", "the prefill"),
         *_longest_kernels(run, "decode", "a decode step"),
     ]
-    folded = [
-        fold(detail.title, table_html(detail.table, caption=detail.caption)) for detail in details
-    ]
-    return Section(heading, account, limits, plot_kernels(run), *folded)
+    folded = []
+    for detail in details:
+        table = table_html(detail.table, caption=detail.caption)
+        folded.append(fold(detail.title, table))
+    return Section(heading, account, _limits_html(run, run.kernels), plot_kernels(run), *folded)
+
+
+def _limits_html(run: Record, kernels: KernelsPart) -> Html:
+    """The table of what limits each phase and its stages."""
+    verdicts = stage_verdict(run)[[*STAGE_KEYS, "verdict"]]
+    table = kernel_table(run).merge(verdicts)
+    table["busy_%"] = table["busy_ms"] / table["wall_ms"]
+    table, whole = name_whole_phases(table[_COLUMNS])
+    caption = (
+        f"Recorded in one more run under {kernels.tool}, with {kernels.steps} decode "
+        "steps. Rows of decode are the mean of one of these steps."
+    )
+    return table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
 
 
 @dataclass(frozen=True)

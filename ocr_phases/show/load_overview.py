@@ -14,17 +14,9 @@ from ocr_phases.analyse.load import TAIL_FROM, lag_sentence, load_verdict
 from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
 from ocr_phases.show.colours import FAINT, ORANGE, VIOLET
 from ocr_phases.show.html_table import table_html
-from ocr_phases.show.section import Bundle, Section, bundle
+from ocr_phases.show.section import Bundle, Section, bundle, sections_document
 from ocr_phases.show.terminal_table import table_text
-from ocr_phases.show.web import (
-    Html,
-    block,
-    document_html,
-    element,
-    fragment,
-    note,
-    section_heading,
-)
+from ocr_phases.show.web import Html, block, element, fragment, note
 from ocr_phases.text import ms_text
 
 _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
@@ -67,22 +59,17 @@ def plot_load_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figu
 
 def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """The tokens of the page that waited longest for one, and when other pages were waiting."""
-    longest = asked["times"].map(_longest_gap).where(asked["timed"], 0.0)
-    if not longest.any():
+    longest_gaps = asked["times"].map(_longest_gap).where(asked["timed"], 0.0)
+    if not longest_gaps.any():
         return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
-    place = int(longest.argmax())
+    place = int(longest_gaps.argmax())
     page = asked.iloc[place]
-    gaps_ms = 1e3 * np.diff(page["times"])
-    usual = ms_text(float(np.median(gaps_ms)))
     others = asked.drop(index=asked.index[place])
-    others = others[others["level"] == page["level"]].dropna(subset="first")
-    longest_text = f"{ms_text(gaps_ms.max())} at most"
-    if _waited_during(others, page["times"], int(gaps_ms.argmax())):
-        longest_text = f"{ms_text(gaps_ms.max())} while another waits for its first"
-    title = f"One page's tokens: {usual} apart, {longest_text}"
-    _, (axes,) = new_figure(3.4, [title], ax)
+    beside = others[others["level"] == page["level"]].dropna(subset="first")
+    gaps_ms = 1e3 * np.diff(page["times"])
+    _, (axes,) = new_figure(3.4, [_stall_title(page["times"], gaps_ms, beside)], ax)
     axes.plot(page["times"][1:], gaps_ms, ".-", color=ORANGE, label="between this page's tokens")
-    waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
+    waits = list(zip(beside["begun"], beside["first"] - beside["begun"], strict=True))
     # As high as the axes, and as wide as the waits.
     axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
     axes.set_xlim(page["first"], page["end"])
@@ -92,12 +79,24 @@ def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     return _latency_axes(axes, about)
 
 
-def _waited_during(others: pd.DataFrame, times: list[float], gap: int) -> bool:
-    """Whether one of the other pages waited for its first token in this gap between tokens."""
-    gap_start = times[gap]
-    gap_end = times[gap + 1]
-    waited = (others["begun"] < gap_end) & (others["first"] > gap_start)
-    return bool(waited.any())
+def _stall_title(times: list[float], gaps_ms: np.ndarray, beside: pd.DataFrame) -> str:
+    """The usual and the longest time between the tokens of a page, and whether another waited then.
+
+    ``times`` are those of the tokens in s, ``beside`` the other pages that were asked for.
+    """
+    usual = ms_text(float(np.median(gaps_ms)))
+    longest = ms_text(gaps_ms.max())
+    when = "at most"
+    place = int(gaps_ms.argmax())
+    if _any_waits(beside, times[place], times[place + 1]):
+        when = "while another waits for its first"
+    return f"One page's tokens: {usual} apart, {longest} {when}"
+
+
+def _any_waits(pages: pd.DataFrame, start: float, end: float) -> bool:
+    """Whether one of the pages waits for its first token somewhere between two times in s."""
+    waits = (pages["begun"] < end) & (pages["first"] > start)
+    return bool(waits.any())
 
 
 def _longest_gap(times: list[float]) -> float:
@@ -180,7 +179,16 @@ def load_document(
     if slo:
         limits = [f"{_OBJECTIVES[name]} within {ms_text(ms)}" for name, ms in slo.items()]
         facts.append(f"objective: {', '.join(limits)}")
-    about = " · ".join(fact for fact in facts if fact)
+    title = f"Load on {server}"
+    head = block(
+        "head",
+        picture="",
+        title=title,
+        about=" · ".join(fact for fact in facts if fact),
+        headline=load_verdict(table),
+        lead="",
+        below="",
+    )
     data = element(
         "p",
         "Each request, with the time of each of its chunks, is in ",
@@ -193,21 +201,7 @@ def load_document(
         "Stalls": Section(plot_load_stalls(asked)),
         "Data": Section(data),
     }
-    head = block(
-        "head",
-        picture="",
-        title=f"Load on {server}",
-        about=about,
-        headline=load_verdict(table),
-        lead="",
-        below="",
-    )
-    parts = [head]
-    contents = []
-    for heading, section in sections.items():
-        parts.append(element("section", section_heading(heading), Html(section.html())))
-        contents.append((heading, heading.replace(" ", "-")))
-    return document_html(f"Load on {server} – ocr_phases", contents, fragment(*parts))
+    return sections_document(f"{title} – ocr_phases", head, sections)
 
 
 def load_bundle(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Bundle:

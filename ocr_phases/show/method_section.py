@@ -16,22 +16,22 @@ from ocr_phases.show.web import element, fold, pairs, preformatted
 
 
 def _page_parts(run: Record) -> dict[str, Mapping[str, Any]]:
-    """What is known of each page, under its number; that there is none where the prompt had no
-    image.
+    """What is known of each page, under a heading with its number.
+
+    Where the prompt had no image, it says that there is no page.
     """
     if not run.has_page:
         return {"Page": {"page": "none, because the prompt has no image"}}
-    return {f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, 1)}
+    return {f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, start=1)}
 
 
 def method_section(run: Record) -> Section:
     """Device, versions, model, page and request, folded."""
+    device = to_plain(run.device)
+    device["ceilings"] = ceilings_text(run)
+    device["peak memory"] = run.memory.source
     parts: dict[str, Mapping[str, Any]] = {
-        "Device": {
-            **to_plain(run.device),
-            "ceilings": ceilings_text(run),
-            "peak memory": run.memory.source,
-        },
+        "Device": device,
         "Versions": run.versions,
         "Model": to_plain(run.model),
         **_page_parts(run),

@@ -119,10 +119,11 @@ def page_notes(run: Record, row: int) -> list[str]:
     for page in range(pages):
         boxes = sum(len(region.boxes) for region in grounding.on_page(page).regions)
         sentence = boxes_sentence(boxes)
-        if sentence and pages > 1:
+        if not sentence:  # all of them are drawn
+            continue
+        if pages > 1:
             sentence = f"Page {page + 1}: {sentence}"
-        if sentence:
-            notes.append(sentence)
+        notes.append(sentence)
     return notes
 
 
@@ -237,30 +238,38 @@ class MarkedPage(NamedTuple):
 
 
 def marked_pages(run: Record, row: int, page: int, size: tuple[int, int]) -> list[MarkedPage]:
-    """A page of ``size`` pixels by label and, where there are times, by decode time.
+    """A page of ``size`` pixels with its boxes by label and, where there are times, by decode time.
 
-    The preamble's time is on the first page.
+    Of a page without a region it is the page alone. Text without a box has its time in a caption;
+    that of the preamble, which stands before any region, counts on the first page.
     """
     grounding = grounding_of(run, row).on_page(page)
     if not grounding.regions:
         return [MarkedPage("The page; the output marks no region on it", [], 0.0)]
-    known = {region.index for region in grounding.regions}
+    numbers = {region.index for region in grounding.regions}
     if page == 0:
-        known.add(PREAMBLE)
+        numbers.add(PREAMBLE)
     table = regions_of(run, row)
-    table = table[table["region"].isin(known)]
-    doubt = f"; ? is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
+    table = table[table["region"].isin(numbers)]
+
     by_label = region_boxes(grounding.regions, size, table)
-    if not table["decode_ms"].any():
-        untimed = "The regions the model marked; this run has no decode steps, so they have no time"
-        return [MarkedPage(untimed + doubt, by_label, LABEL_OPACITY)]
-    unboxed = table["decode_ms"][table["boxes"] == 0].sum()
-    more = f"; {ms_text(unboxed)} more went to text without a box" if unboxed else ""
+    caption = "The regions the model marked"
+    has_times = bool(table["decode_ms"].any())
+    if not has_times:
+        caption += "; this run has no decode steps, so they have no time"
+    if table["uncertain"].any():
+        caption += f"; ? is {UNCERTAIN_TEXT}"
+    marked = [MarkedPage(caption, by_label, LABEL_OPACITY)]
+    if not has_times:
+        return marked
+
     by_time = region_boxes(grounding.regions, size, table, by_time=True)
-    return [
-        MarkedPage(f"The regions the model marked{doubt}", by_label, LABEL_OPACITY),
-        MarkedPage(f"Decode time of each region{more}", by_time, TIME_OPACITY),
-    ]
+    caption = "Decode time of each region"
+    unboxed_ms = table["decode_ms"][table["boxes"] == 0].sum()
+    if unboxed_ms > 0:
+        caption += f"; {ms_text(unboxed_ms)} more went to text without a box"
+    marked.append(MarkedPage(caption, by_time, TIME_OPACITY))
+    return marked
 
 
 def _pictures(

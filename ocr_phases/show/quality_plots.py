@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -57,28 +58,40 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
 
 
 def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
-    """The points over one cost, with its frontier; ``cost`` is a column of ``points``."""
-    # A time that noise spoiled is on no frontier.
+    """Draw the points over one cost with its frontier; ``cost`` is a column of ``points``."""
     costs = points[cost]
     if cost == "page_ms":
-        costs = costs.mask(points["noisy"])
+        costs = costs.mask(points["noisy"])  # a time that noise spoiled is on no frontier
     on_frontier = frontier(costs, points["lost"])
     best = points[on_frontier].sort_values(cost)
     beaten = points[~on_frontier]
-    axes.plot(
-        beaten[cost], beaten["lost"], "o", mfc="white", mec=MUTED, ms=7, label="beaten by another"
-    )
+    hollow: dict[str, Any] = {"mfc": "white", "mec": MUTED, "ms": 7}
+    axes.plot(beaten[cost], beaten["lost"], "o", **hollow, label="beaten by another")
     words = "frontier: no other costs and loses less"
     axes.step(best[cost], best["lost"], "o-", where="post", color=BLUE, ms=7, lw=1.4, label=words)
-    named = points if len(points) <= _MOST_NAMED else best
-    # Above the frontier, which a name below would cross; only the last is below, clear of its
-    # neighbour's.
-    last = named["lost"].rank(method="first") == 1
-    for below, name, x, y in zip(last, named["name"], named[cost], named["lost"], strict=True):
-        axes.annotate(name, (x, y), (7, -13 if below else 5), textcoords="offset points", **SMALL)
+    if len(points) <= _MOST_NAMED:
+        _name_points(axes, points, cost)
+    else:
+        _name_points(axes, best, cost)
     axes.set_xlim(0, 1.28 * points[cost].max())
     _, label, unit = _COSTS[cost]
     name_axis(axes.xaxis, label, unit)
+
+
+def _name_points(axes: Axes, points: pd.DataFrame, cost: str) -> None:
+    """Write the name of each point on its right.
+
+    A name stands above its point, because one below would cross the frontier. Where the frontier
+    ends, at the point that loses least, nothing is crossed: that name stands below, clear of its
+    neighbour's.
+    """
+    is_least = points["lost"].rank(method="first") == 1  # of several that are equal, one
+    for below, point in zip(is_least, points.to_dict("records"), strict=True):
+        height = 5
+        if below:
+            height = -13
+        place = (point[cost], point["lost"])
+        axes.annotate(point["name"], place, (7, height), textcoords="offset points", **SMALL)
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
@@ -99,21 +112,14 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
     if lost != "edit_distance":
         losses = 1.0 - losses
     known = known.assign(lost=100.0 * losses)
-    presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
+    look: dict[str, Any] = {"alpha": 0.7, "mew": 0, "clip_on": False}
+    look["rasterized"] = len(known) > _MOST_MARKERS
+    medians = known.groupby("preset")["compression"].median()
+    presets = medians.sort_values(ascending=False).index
     for preset, colour, marker in zip(presets, cycle(COLOURS), cycle(_MARKERS), strict=False):
         rows = known[known["preset"] == preset]
         label = f"{preset}: {count_text(len(rows), 'page')}, median {rows['lost'].median():.1f} %"
-        axes.plot(
-            rows["compression"],
-            rows["lost"],
-            marker,
-            color=colour,
-            alpha=0.7,
-            mew=0,
-            label=label,
-            clip_on=False,
-            rasterized=len(known) > _MOST_MARKERS,
-        )
+        axes.plot(rows["compression"], rows["lost"], marker, color=colour, label=label, **look)
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
     axes.set(xlim=(0, None), ylim=(0, None))
     return legend_below(axes)

@@ -65,17 +65,20 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
     _, (axes,) = new_figure(4.6, [title], ax)
     roofs = [ceilings]
     sheet = datasheet_ceilings(run)
-    if sheet and sheet.source != ceilings.source:
+    if sheet is not None and sheet.source != ceilings.source:
         roofs.append(sheet)
-    ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
+    # Three times beyond everything that is drawn.
+    ridges = [_ridge(roof) for roof in roofs]
     left = min(points["intensity"].min(), *ridges) / 3
     right = max(points["intensity"].max(), *ridges) * 3
-    for roof, ridge in zip(roofs, ridges, strict=True):
-        name = roof.name if ax is None else roof.source
-        _draw_roof(axes, roof, np.asarray([left, ridge, right]), name)
-    _draw_stages(axes, points, names, ceilings)
     bottom = min(points["rate"].min(), _roof(ceilings, left)) / 3
     top = 3 * max(roof.flops_per_s for roof in roofs)
+    for roof in roofs:
+        name = roof.source
+        if ax is None:  # there is room for the name of the device
+            name = roof.name
+        _draw_roof(axes, roof, np.asarray([left, _ridge(roof), right]), name)
+    _draw_stages(axes, points, names, ceilings)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter())
@@ -93,17 +96,20 @@ def _points_of_stages(run: Record) -> pd.DataFrame:
     ``share`` is a stage's part of the time of its phase, ``rate`` what it did in FLOP/s.
     """
     table = with_names(floor_table(run))
-    table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
+    longest_ms = table.groupby("phase")["device_ms"].transform("max")  # that of the whole phase
+    table["share"] = table["device_ms"] / longest_ms
     table["rate"] = table["flops"] / table["device_ms"] * 1e3
-    of_prefill = (table["phase"] == "prefill") & (table["stage"] != "prefill")
-    drawn = of_prefill | (table["stage"] == "decode_step")
-    return table[drawn & (table["share"] >= SMALL_SHARE)].sort_values("times_floor")
+    in_prefill = (table["phase"] == "prefill") & (table["stage"] != "prefill")
+    is_step = table["stage"] == "decode_step"
+    is_large = table["share"] >= SMALL_SHARE
+    return table[(in_prefill | is_step) & is_large].sort_values("times_floor")
 
 
 def _draw_roof(axes: Axes, roof: Ceilings, at: np.ndarray, name: str) -> None:
-    """The line of a device's ceilings, with both rates in its key."""
+    """The line of a device's ceilings through the intensities ``at``, with its rates in its key."""
     bandwidth = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s"
-    label = f"{name}: {bandwidth}, {rate_text(roof.flops_per_s)}FLOP/s"
+    arithmetic = f"{rate_text(roof.flops_per_s)}FLOP/s"
+    label = f"{name}: {bandwidth}, {arithmetic}"
     colour, width, style = _ROOFS[roof.source]
     axes.plot(at, _roof(roof, at), color=colour, linewidth=width, linestyle=style, label=label)
 
@@ -121,6 +127,11 @@ def _draw_stages(axes: Axes, points: pd.DataFrame, names: pd.Series, ceilings: C
         axes.plot(point["intensity"], point["rate"], marker, **look)
 
 
+def _ridge(ceilings: Ceilings) -> float:
+    """The FLOPs per byte from which on arithmetic is the limit, and no longer the bandwidth."""
+    return ceilings.flops_per_s / ceilings.bandwidth_bytes_per_s
+
+
 def _roof(ceilings: Ceilings, intensity: Any) -> Any:
-    """The best FLOP/s at so many FLOPs per byte."""
+    """The best FLOP/s at an intensity, which is in FLOPs per byte."""
     return np.minimum(intensity * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)

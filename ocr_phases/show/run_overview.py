@@ -128,20 +128,22 @@ def lines_html(sentences: Sequence[str]) -> Html:
 
 
 def phase_bar(run: Record) -> Html:
-    """A bar that the times of the phases divide, above their names and times.
+    """A bar with a piece for each phase that takes time, above the names and times of them all.
 
-    Vision is separate from the rest of the prefill. The whole length is the page's time, of which
-    the headline tells a share. The medians of the phases may leave a part of it empty, or exceed
-    it, and then a sentence says so. The names and times below are the bar's text alternative. What
-    takes no time is left out.
+    Vision has a piece of its own, and the rest of the prefill another one. The bar is as long as
+    the page's time, so that a piece is as large as the share that the headline tells. Its pieces
+    are medians, which need not add up to that time: they may leave the end of the bar empty, or
+    need a longer bar. Then a sentence says so. The names and times are the bar's text alternative.
     """
     page_ms = summary(run)["page_ms"]
-    bar = _phases_in_bar(run)
-    together_ms = float(bar["ms"].sum())
-    bar["width"] = 1000 * bar["ms"] / max(together_ms, page_ms)
-    bar["left"] = bar["width"].cumsum() - bar["width"]
-    bar["time"] = bar["ms"].map(ms_text)
-    drawn = block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
+    pieces = _phases_in_bar(run)
+    together_ms = float(pieces["ms"].sum())
+    # The template draws a bar that is 1,000 units long.
+    pieces["width"] = 1000 * pieces["ms"] / max(together_ms, page_ms)
+    pieces["left"] = pieces["width"].cumsum() - pieces["width"]
+    pieces["time"] = pieces["ms"].map(ms_text)
+    with_time = pieces[pieces["width"] > 0]
+    drawn = block("bar", pieces=list(with_time.itertuples()))
     if abs(together_ms - page_ms) <= _CLOSE_SUM * page_ms:
         return drawn
     return drawn + note(
@@ -151,20 +153,25 @@ def phase_bar(run: Record) -> Html:
 
 
 def _phases_in_bar(run: Record) -> pd.DataFrame:
-    """The phases with their names, colours and times in ms."""
+    """The phases in their order, with names, colours and median times in ms."""
     figures = summary(run)
     vision_ms = figures["vision_ms"] or 0.0
     prefill_ms = float(np.median(run.phase_ms("prefill")))
-    prefill = "rest of the prefill" if vision_ms else "prefill"
+    rest_of_prefill_ms = max(prefill_ms - vision_ms, 0.0)
+    prefill_name = "prefill"
     if run.waits_for_first_token:
-        prefill = "first token"
-    one_shot = "whole answer" if run.is_server else "generate()"
+        prefill_name = "first token"
+    elif vision_ms > 0:
+        prefill_name = "rest of the prefill"
+    one_shot_name = "generate()"
+    if run.is_server:
+        one_shot_name = "whole answer"
     rows = [
         ("prepare", REST, figures["prepare_ms"]),
         ("vision", BLUE, vision_ms),
-        (prefill, GOLD, max(prefill_ms - vision_ms, 0.0)),
+        (prefill_name, GOLD, rest_of_prefill_ms),
         ("decode", ORANGE, figures["decode_ms"]),
-        (one_shot, GREEN, figures["generate_ms"]),
+        (one_shot_name, GREEN, figures["generate_ms"]),
     ]
     return pd.DataFrame(rows, columns=["name", "colour", "ms"])
 

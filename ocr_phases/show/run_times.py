@@ -114,18 +114,19 @@ def latency_section(run: Record) -> Section:
 
 def slowest_steps_section(run: Record) -> Section:
     """The slowest decode steps; empty for a record without steps."""
-    slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
-    # Tokens are counted from 1, as everywhere on the page.
-    slowest["index"] = token_of_step(run, slowest.pop("step"))
-    table = timed_table(
+    slowest = step_table(run).nlargest(_SLOWEST, "device_ms")
+    # A reader knows a step by the token that it made.
+    tokens = token_of_step(run, slowest["step"])
+    table = slowest.drop(columns=["step", "outlier"]).assign(index=tokens)
+    shown = timed_table(
         run,
-        slowest,
-        f"The {len(slowest)} slowest steps",
+        table,
+        f"The {len(table)} slowest steps",
         "median",
         headings={"index": ("token", ""), "text": ("text", "")},
         empty="",
     )
-    return Section(table)
+    return Section(shown)
 
 
 def floors_section(run: Record) -> Section:

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from ocr_phases.show.shown_figure import figure_html
-from ocr_phases.show.web import Html, element, facts, fragment, notebook_style, pairs, pictures_html
+from ocr_phases.show.web import (
+    Html,
+    document_html,
+    element,
+    facts,
+    fragment,
+    heading_id,
+    notebook_style,
+    pairs,
+    pictures_html,
+    section_heading,
+)
 from ocr_phases.text import plain
 
 if TYPE_CHECKING:
@@ -60,6 +71,36 @@ class Section:
 def style_section() -> Section:
     """The look of all sections in JupyterLab; a report brings its own."""
     return Section(notebook_style())
+
+
+def sections_document(
+    title: str, head: Html, sections: Mapping[str, Section], *, css: str = ""
+) -> str:
+    """A whole HTML file: its head, then each section under its heading, without empty ones.
+
+    Parameters
+    ----------
+    title : str
+        The title of the file.
+    head : Html
+        What stands above the sections.
+    sections : mapping of str to Section
+        The sections by their headings, which the file's contents list.
+    css : str
+        Rules behind those that all files share.
+
+    Returns
+    -------
+    str
+        The file's text.
+    """
+    contents = []
+    parts = [head]
+    for heading, section in sections.items():
+        if section.parts:
+            contents.append((heading, heading_id(heading)))
+            parts.append(element("section", section_heading(heading), Html(section.html())))
+    return document_html(title, contents, fragment(*parts), css=css)
 
 
 def bundle(shown: str, text: str) -> Bundle:

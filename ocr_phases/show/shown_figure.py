@@ -38,14 +38,14 @@ _NO_DRAWING = (
     "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
 )
 _DRAWING = threading.Lock()
-# The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in
-# a style sheet, which would reach the whole page, and leaves out the fill of what is black.
+#: The style of every drawing. Texts are measured in the first font; Verdana is as wide. matplotlib
+#: gives the ends of lines in a style sheet, which would reach the whole page, and does not say that
+#: what is black is black.
 _LOOK = (
     "fill: var(--op-ink, #000000); stroke-linejoin: round; stroke-linecap: butt; "
     "font-family: 'DejaVu Sans', Verdana, sans-serif"
 )
-#: What a figure draws with -> the property that stands for it; the colour itself stays its
-#: fallback.
+#: A colour that a figure draws with -> the property of the page that stands for it.
 _INKS = {
     "#000000": "ink",
     INK: "ink",
@@ -55,6 +55,9 @@ _INKS = {
     "#ffffff": "card",
 }
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
+#: What a drawing in a page does not need: ids that only number a group (those that something refers
+#: to end in a hash), fonts, which `_LOOK` has, and namespaces.
+_NEEDLESS = re.compile(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:')
 _text_size = lru_cache(4096)(text_to_path.get_text_width_height_descent)
 _LAYOUT = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
 
@@ -73,7 +76,8 @@ class ShownFigure(Figure):
         # Three methods of matplotlib's own objects are replaced for this drawing. As SVG, six plots
         # of a record take 0.32 s of CPU time with them and 0.70 s without (median of 4 alternating
         # turns in one process); without any one of them they take about 0.1 s more.
-        # Texts are measured once, for the layout and for the drawing; in an SVG for all figures.
+        # The layout measures texts with the renderer that draws them, so that each is measured
+        # once. An SVG's renderer also shares the sizes of texts with those of other figures.
         setattr(self.canvas, "get_renderer", lambda: renderer)  # noqa: B010
         if isinstance(self.canvas, FigureCanvasSVG):
             setattr(renderer, "get_text_width_height_descent", _text_size)  # noqa: B010
@@ -99,9 +103,10 @@ class ShownFigure(Figure):
 
 
 def _usual_room(axes: Axes, *_: Any, **__: Any) -> Bbox:
-    """About what axes take, told once in the place of a measurement.
+    """About the room that axes take with their words, in the place of the first measurement.
 
-    The layout asks twice, as ticks change with the size, and so it measures only the second time.
+    The layout measures axes twice, because ticks change with the size. Its first answer need not be
+    exact, and this one costs nothing; the second time it measures.
     """
     delattr(axes, "get_tightbbox")
     return axes.bbox.padded(26, 32)  # points
@@ -138,23 +143,18 @@ def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
 def figure_svg(figure: Figure) -> str:
     """A figure as one ``<svg>`` element of 100 CSS pixels an inch, with `alt_text`.
 
-    It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two
-    figures of one page share one only for the same thing. White is the page's own surface.
+    It holds no script, style sheet, comment or address. An id that the drawing refers to is a hash
+    of what it names, so that figures of one page have an id in common only for the same thing.
+    White is the page's own surface.
     """
-    # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
+    # Without a fixed salt the ids would differ from run to run. These settings are the whole
+    # process's, so one thread at a time draws with them.
     with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
         saved = _save(figure, format="svg", transparent=True, metadata={"Date": None})
-    text = plain(saved.decode())
-    # In front of the first group are metadata and a style sheet.
-    drawing = text[text.index("<g ") : text.rindex("</svg>")]
-    # Comments hold the drawn texts.
-    drawing = re.sub(r"<!--.*?-->", "", drawing, flags=re.DOTALL)
-    drawing = re.sub(r"<[^>]+>", _clean_tag, drawing)
-    drawing = re.sub(r"\s+", " ", drawing)
     width, height = figure.get_size_inches()
     return element(
         "svg",
-        Html(drawing),
+        Html(_drawing_of(plain(saved.decode()))),
         aria_label=alt_text(figure),
         xmlns="http://www.w3.org/2000/svg",
         class_="op-svg",
@@ -166,17 +166,24 @@ def figure_svg(figure: Figure) -> str:
     )
 
 
-def _clean_tag(tag: re.Match[str]) -> str:
-    """A tag of a drawing without what serves nobody, its inks as properties.
+def _drawing_of(svg_file: str) -> str:
+    """What an SVG file of matplotlib draws, without what a page does not need."""
+    start = svg_file.index("<g ")  # before it are metadata and a style sheet
+    end = svg_file.rindex("</svg>")
+    drawing = svg_file[start:end]
+    drawing = re.sub(r"<!--.*?-->", "", drawing, flags=re.DOTALL)  # they repeat the drawn texts
+    drawing = re.sub(r"<[^>]+>", _clean_tag, drawing)
+    return re.sub(r"\s+", " ", drawing)
 
-    Groups have numbers for ids, what is used elsewhere has hashes.
-    """
-    text = re.sub(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:', "", tag[0])
+
+def _clean_tag(tag: re.Match[str]) -> str:
+    """A tag of a drawing without what is `_NEEDLESS`, and with the page's colours."""
+    text = _NEEDLESS.sub("", tag[0])
     return _INK.sub(_ink_as_property, text)
 
 
 def _ink_as_property(ink: re.Match[str]) -> str:
-    """A colour as the page's own, with the colour itself for where there is no theme."""
+    """A colour as the page's own; the colour itself is drawn where there is no theme."""
     use, colour = ink.groups()
     return f"{use}: var(--op-{_INKS[colour]}, {colour})"
 

@@ -18,11 +18,15 @@ def in_prefill_order(table: pd.DataFrame, stages: Mapping[str, Stage]) -> pd.Dat
     ``stages`` are those of the record (`ocr_phases.analyse.stages.stages_of`). The new column
     ``name`` says stage and view.
     """
-    drawn = [name for name, stage in stages.items() if stage.role != "prepare"]
-    order = {stage: place for place, stage in enumerate((*_WHOLES, *drawn))}
-    table = with_names(table[table["stage"].isin(order)])
-    places = table["stage"].map(order).to_numpy()
-    return table.iloc[places.argsort(kind="stable")].reset_index(drop=True)
+    order = list(_WHOLES)
+    for name, stage in stages.items():
+        if stage.role != "prepare":
+            order.append(name)
+    places = {name: place for place, name in enumerate(order)}
+    rows = with_names(table[table["stage"].isin(places)])
+    return rows.sort_values(
+        "stage", key=lambda names: names.map(places), kind="stable", ignore_index=True
+    )
 
 
 def with_names(table: pd.DataFrame) -> pd.DataFrame:

@@ -47,14 +47,18 @@ def cells_html(table: pd.DataFrame) -> Html:
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
-    """Time per page from its file to its last token, pages per minute and memory, of each cell."""
+    """Time per page from its file to its last token, pages per minute and memory, of each cell.
+
+    What costs nothing in any cell, or is not known, has no column.
+    """
     costs = [name for name in names_in(Place.SWEEP_COSTS) if (table[name] > 0).any()]
     shown = columns_of_cells(table, "tokens", *names_in(Place.SWEEP_PAGES), *costs)
     caption = (
         "Each page end to end, quantiles over the repeats, and memory; "
         "the rows of a batch end together"
     )
-    if any(name != "repeated_share" for name in costs):  # there is a price or an energy
+    has_price_or_energy = bool(set(costs) - {"repeated_share"})
+    if has_price_or_energy:
         caption += "; 1,000 pages: one measurement after another"
     return table_html(
         shown, caption=caption, headings=SWEEP_HEADINGS, missing="too few repeats", empty=""
@@ -62,13 +66,21 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
 
 
 def columns_of_cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """These columns behind those that tell cells apart; a preset is always named."""
-    differing = {"preset", *loaded_ways(table)}
+    """These columns behind those that tell cells apart.
+
+    The preset and the batch size of a cell are always among these, the other ways to run it only
+    where they vary.
+    """
+    loaded = loaded_ways(table)
+    ways = []
     for name in _WAYS:
-        if name not in LOADED and table[name].nunique() > 1:
-            differing.add(name)
-    named = [name for name in _WAYS if name in differing]
-    return table[[*named, "batch", *columns]]
+        if name in LOADED:
+            is_named = name in loaded
+        else:
+            is_named = name == "preset" or table[name].nunique() > 1
+        if is_named:
+            ways.append(name)
+    return table[[*ways, "batch", *columns]]
 
 
 def failures_html(failures: pd.DataFrame) -> Html:

@@ -25,9 +25,10 @@ _FLOORS = {
 
 
 def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Prefill in ms against the prompt's tokens: a line a model, batch size and way to run it.
+    """Prefill in ms over the tokens of the prompt.
 
-    A point is a cell, lines are medians of those with the same prompt. ``ax`` are axes to draw on.
+    There is a line for each model, batch size and way to run the prefill. Each cell is a point; the
+    lines go through the medians of cells with the same prompt. ``ax`` are axes to draw on.
     """
     table = _prefill_ways(table.dropna(subset=["prefill_ms", "prefill_len"])).sort_values("batch")
     if table.empty:
@@ -42,8 +43,9 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
+    """Time of a decode step in ms over the length of the cache, a line for each cell.
 
+    Floors are dotted.
     ``curves`` are those of `ocr_phases.analyse.sweep_table.decode_curve_table`. ``ax`` are axes to
     draw on.
     """
@@ -53,7 +55,7 @@ def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure
 
 
 def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Tokens/s of all rows over the batch size, a line a model, preset and strategy.
+    """Tokens/s of all rows over the batch size, a line for each model, preset and strategy.
 
     ``ax`` are axes to draw on.
     """
@@ -65,7 +67,8 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         return sentence_figure(
             "A single batch size was measured, so there is no scaling to draw.", ax
         )
-    # Decode is the same whatever vision does, and eager vision comes first.
+    # Cells that differ only in their vision decode alike: one of them stands for all, which is the
+    # first, the eager one.
     table = _longest(table).drop_duplicates(["model", *LOADED, "preset", "strategy", "batch"])
     names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
     table = table.assign(cell="").sort_values(["strategy", "batch"], kind="stable")
@@ -101,21 +104,27 @@ def plot_floors(table: pd.DataFrame) -> Figure:
 def plot_vision_share(
     table: pd.DataFrame, records: Mapping[str, Record], *, ax: Axes | None = None
 ) -> Figure:
-    """`plot_prefill_stages` with a bar a model, preset, batch size and way to run it.
+    """`plot_prefill_stages` with a bar for each model, preset, batch size and way to run a prefill.
 
-    Of cells whose prefills run alike the first strategy's with the longest output is drawn. ``ax``
-    are axes to draw on.
+    Prefills of several cells may run alike, because neither the length of the output nor the
+    strategy of the decode changes them. Then the cell with the longest output is drawn, and of
+    several strategies the first. ``ax`` are axes to draw on.
     """
     table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
-    bars = table.drop_duplicates(["model", *LOADED, "prefill_len", "preset", "batch", "vision"])
-    names = _row_names(bars, but="strategy")
-    return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, ax=ax)
+    cells = table.drop_duplicates(["model", *LOADED, "prefill_len", "preset", "batch", "vision"])
+    names = _row_names(cells, but="strategy")
+    runs = [records[cell] for cell in cells["cell"]]
+    return plot_prefill_stages(runs, names, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of cells that differ in their output length alone the longest, which says most of a rate."""
+    """The cells without those that differ from another one only by a shorter output.
+
+    The more tokens a cell made, the better its rates are known.
+    """
     alike = ["model", *LOADED, "preset", "strategy", "vision", "batch"]
-    return table[table["tokens"] == table.groupby(alike)["tokens"].transform("max")]
+    longest_output = table.groupby(alike)["tokens"].transform("max")
+    return table[table["tokens"] == longest_output]
 
 
 def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
@@ -130,6 +139,9 @@ def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
 
 
 def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with all that tells prefills apart in its column ``vision``."""
+    """The table with all that tells prefills apart in its column ``vision``.
+
+    Besides vision, that is whether the language model's part of the prefill was captured.
+    """
     captured = table["prefill_captured"].map({True: ", LM captured", False: ""})
     return table.assign(vision=table["vision"] + captured)

@@ -168,16 +168,18 @@ def outcome_boxes(differences: pd.DataFrame, page_size: tuple[int, int]) -> list
     A tag says the region's number and its character error rate, or that it is missing or extra.
     """
     boxes = []
-    for row in differences[differences["box"].notna()].to_dict("records"):
+    with_box = differences[differences["box"].notna()]
+    for region in with_box.to_dict("records"):
+        outcome = region["outcome"]
         words = []
-        if pd.notna(row["region"]):
-            words.append(str(row["region"]))
-        if row["outcome"] in (MISSING, EXTRA):
-            words.append(row["outcome"])
-        elif row["outcome"] == DIFFERENT and pd.notna(row["cer"]):
-            words.append(percent_text(row["cer"]))
-        box = pixel_box(row["box"], *page_size)
-        boxes.append(DrawnBox(box, OUTCOME_COLOURS[row["outcome"]], " ".join(words)))
+        if pd.notna(region["region"]):
+            words.append(str(region["region"]))
+        if outcome in (MISSING, EXTRA):
+            words.append(outcome)
+        elif outcome == DIFFERENT and pd.notna(region["cer"]):
+            words.append(percent_text(region["cer"]))
+        box = pixel_box(region["box"], *page_size)
+        boxes.append(DrawnBox(box, OUTCOME_COLOURS[outcome], " ".join(words)))
     return boxes
 
 
@@ -185,19 +187,21 @@ def _differences(differences: pd.DataFrame) -> Html:
     """The regions that are not equal, each with the words that differ."""
     differing = differences[differences["outcome"] != EQUAL]
     shown = differing.head(_MOST_REGIONS)
-    texts = zip(shown["written"], shown["true"], strict=True)
-    edits = [edits_html(written, true) for written, true in texts]
-    table = table_html(
-        shown[["region", "label", "outcome", "cer"]].assign(difference=edits),
+    edits = []
+    for written, true in zip(shown["written"], shown["true"], strict=True):
+        edits.append(edits_html(written, true))
+    table = shown[["region", "label", "outcome", "cer"]].assign(difference=edits)
+    html = table_html(
+        table,
         caption=fragment("Words ", element("del", "missing"), " and ", element("ins", "extra")),
         missing="not in both",
         empty="The texts are equal.",
         classes="op-edits",
     )
     more = len(differing) - len(shown)
-    if not more:
-        return table
-    return table + note(f"{count_text(more, 'more region')} differ; the record has them.")
+    if more == 0:
+        return html
+    return html + note(f"{count_text(more, 'more region')} differ; the record has them.")
 
 
 def edits_html(written: str, true: str) -> Html:

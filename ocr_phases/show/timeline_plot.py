@@ -58,16 +58,12 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     charts: list[_SpansChart] = []
     if not early.empty:
-        drawn, breaks = without_pauses(early)
-        rows = _stage_lanes(drawn) or _phase_lanes(drawn)
-        charts.append(_SpansChart(drawn, rows, breaks))
+        charts.append(_chart_of(early, by_stage=True))
     if len(early) < len(spans):
-        drawn, breaks = without_pauses(spans)
-        rows = _phase_lanes(drawn)
-        # A few decode steps by themselves: what each of them took is the question.
-        if early.empty and (spans["stage"] == "decode_step").sum() <= _MOST_STEPS_BY_STAGE:
-            rows = _stage_lanes(drawn) or rows
-        charts.append(_SpansChart(drawn, rows, breaks))
+        # Of a few decode steps by themselves a person asks what each of them took.
+        steps = (spans["stage"] == "decode_step").sum()
+        by_stage = early.empty and steps <= _MOST_STEPS_BY_STAGE
+        charts.append(_chart_of(spans, by_stage=by_stage))
     titled_rows = []
     for chart in charts:
         title = _spans_title(chart.spans, note)
@@ -75,9 +71,20 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     figure, all_axes = bar_charts(titled_rows)
     for axes, chart in zip(all_axes, charts, strict=True):
         length_ms = _total_ms(chart.spans)
-        axes.set_xlim(0, 1.02 * length_ms or 1.0)
+        axes.set_xlim(0, 1.02 * length_ms or 1.0)  # an axis needs a length
         _break_axis(axes, chart.breaks)
     return figure
+
+
+def _chart_of(spans: pd.DataFrame, *, by_stage: bool) -> _SpansChart:
+    """A chart of `named_spans`, with a lane for each stage if they have stages, or each phase."""
+    drawn, breaks = without_pauses(spans)
+    lanes: list[ChartBar] = []
+    if by_stage:
+        lanes = _stage_lanes(drawn)
+    if not lanes:
+        lanes = _phase_lanes(drawn)
+    return _SpansChart(drawn, lanes, breaks)
 
 
 def named_spans(spans: pd.DataFrame) -> pd.DataFrame:
@@ -100,35 +107,53 @@ def _outermost(spans: pd.DataFrame) -> pd.Series:
 
     A span lies in another one where it begins before its end, by either clock.
     """
-    order = spans.sort_values(["host_start_ms", "host_ms"], ascending=[True, False])
-    starts = order[["host_start_ms", "device_start_ms"]].to_numpy(dtype=np.float64)
-    ends = starts + order[["host_ms", "device_ms"]].to_numpy(dtype=np.float64)
-    found = pd.Series(False, index=spans.index)
-    last_end = np.full(2, -np.inf)
-    for place, start, end in zip(order.index, starts, ends, strict=True):
-        if (start >= last_end - _CLOCK_ROUNDING_MS).all():
-            found[place] = True
+    # Of spans that begin together the longest comes first: the others lie in it.
+    ordered = spans.sort_values(["host_start_ms", "host_ms"], ascending=[True, False])
+    starts = ordered[["host_start_ms", "device_start_ms"]].to_numpy(dtype=np.float64)
+    ends = starts + ordered[["host_ms", "device_ms"]].to_numpy(dtype=np.float64)
+    is_outermost = pd.Series(False, index=spans.index)
+    last_end = np.full(2, -np.inf)  # of the outermost span before, by the host's and device's clock
+    for label, start, end in zip(ordered.index, starts, ends, strict=True):
+        begins_after = start >= last_end - _CLOCK_ROUNDING_MS
+        if begins_after.all():
+            is_outermost[label] = True
             last_end = end
-    return found
+    return is_outermost
 
 
 def without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
     """The spans on an axis on which the outermost ones follow each other without a pause.
 
-    Their new column ``drawn_ms`` is where they start. Also the places on that axis, in ms, of the
-    pauses that are worth a mark.
+    Parameters
+    ----------
+    spans : DataFrame
+        `named_spans`.
+
+    Returns
+    -------
+    DataFrame
+        The spans with a new column ``drawn_ms``: where each starts on that axis, in ms.
+    list of float
+        The places on that axis of the pauses that are long enough for a mark, in ms.
     """
     calls = spans[spans["outermost"]].sort_values("device_start_ms")
     starts = calls["device_start_ms"].to_numpy(dtype=np.float64)
     lengths = calls["device_ms"].to_numpy(dtype=np.float64)
+    # A call is drawn from where those before it end.
     drawn_starts = np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
-    # A span belongs to the last call that began before it.
-    call = np.searchsorted(starts, spans["device_start_ms"] + _CLOCK_ROUNDING_MS, side="right") - 1
-    call = call.clip(min=0)
-    pauses = starts[1:] - (starts + lengths)[:-1]
-    long = pauses > SMALL_SHARE * lengths.sum()
-    drawn = spans.assign(drawn_ms=spans["device_start_ms"] - starts[call] + drawn_starts[call])
-    return drawn, drawn_starts[1:][long].tolist()
+
+    # A span belongs to the last call that began before it, or else to the first.
+    latest_start = spans["device_start_ms"] + _CLOCK_ROUNDING_MS
+    calls_begun = np.searchsorted(starts, latest_start, side="right")
+    call = (calls_begun - 1).clip(min=0)
+    after_start_ms = spans["device_start_ms"] - starts[call]
+    drawn = spans.assign(drawn_ms=after_start_ms + drawn_starts[call])
+
+    ends = starts + lengths
+    pauses = starts[1:] - ends[:-1]
+    is_long = pauses > SMALL_SHARE * lengths.sum()
+    breaks = drawn_starts[1:][is_long]
+    return drawn, breaks.tolist()
 
 
 def _total_ms(spans: pd.DataFrame) -> float:
@@ -175,11 +200,15 @@ def _break_axis(axes: Axes, breaks: list[float]) -> None:
 def _phase_lanes(spans: pd.DataFrame) -> list[ChartBar]:
     """A lane a phase: its outermost spans."""
     calls = spans[spans["outermost"]]
-    known = [phase for phase in PHASES if (calls["phase"] == phase).any()]
+    present = set(calls["phase"])
+    phases = [phase for phase in PHASES if phase in present]
+    if not phases:  # spans of a caller's own, which are in no phase or in one of another name
+        phases = calls["phase"].unique().tolist()
     lanes = []
-    for phase in known or calls["phase"].unique():
-        own = calls[calls["phase"] == phase]
-        lanes.append(_lane(_phase_names(own)[0] or "outside a phase", own))
+    for phase in phases:
+        own_calls = calls[calls["phase"] == phase]
+        name = _phase_names(own_calls)[0] or "outside a phase"
+        lanes.append(_lane(name, own_calls))
     return lanes
 
 

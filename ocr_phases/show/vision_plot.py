@@ -88,13 +88,12 @@ def _bar(name: str, ms: float, colour: str, whole_ms: float) -> ChartBar:
 
 
 def _draw_spread(axes: Axes, stages: pd.DataFrame) -> None:
-    """A line on the bar of each stage for the spread of the repeats' times."""
-    low = stages["device_ms_p10"].to_numpy()
-    middle = stages["device_ms"].to_numpy()
-    high = stages["device_ms_p90"].to_numpy()
-    # A share of the median prefill may lie a little outside the repeats' own times.
-    below = np.maximum(middle - low, 0.0)
-    above = np.maximum(high - middle, 0.0)
+    """A line at the end of each stage's bar for the spread of the repeats' times."""
+    ends_of_bars = stages["device_ms"].to_numpy()
+    # A bar is a share of the median prefill, so that it may end a little outside the repeats' own
+    # times. Then the line begins at its end.
+    below = np.maximum(ends_of_bars - stages["device_ms_p10"].to_numpy(), 0.0)
+    above = np.maximum(stages["device_ms_p90"].to_numpy() - ends_of_bars, 0.0)
     look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
-    axes.errorbar(middle, range(len(middle)), xerr=(below, above), **look)
-    axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
+    axes.errorbar(ends_of_bars, range(len(stages)), xerr=(below, above), **look)
+    axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)  # an axis needs a length

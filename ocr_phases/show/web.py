@@ -121,8 +121,10 @@ def fill_template(template: str, **values: Any) -> Html:
 
 
 def block(name: str, **values: Any) -> Html:
-    """One of the macros of ``blocks.html.j2``; values as in `fill_template`."""
-    return Html(getattr(_environment().get_template("blocks.html.j2").module, name)(**values))
+    """One of the macros of ``blocks.html.j2`` by its name; values as in `fill_template`."""
+    macros = _environment().get_template("blocks.html.j2").module
+    macro = getattr(macros, name)
+    return Html(macro(**values))
 
 
 @cache
@@ -151,7 +153,12 @@ def note(sentence: str) -> Html:
 
 def section_heading(title: str) -> Html:
     """The heading of a section, which the contents of a report link to."""
-    return element("div", element("h2", title, id=title.replace(" ", "-")), class_="prose")
+    return element("div", element("h2", title, id=heading_id(title)), class_="prose")
+
+
+def heading_id(title: str) -> str:
+    """The id of a `section_heading`."""
+    return title.replace(" ", "-")
 
 
 def badge(verdict: str) -> Html:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnified
+#: The height of type in the longer side of a page that is shown in the usual size.
+_SHARE_OF_TYPE = 11 / 400
 _COLOURS = 24  # between the fastest and the slowest time
 _SLOWEST = 6  # tokens that a list names
 _MOST_REGIONS = MOST_BOXES
@@ -61,19 +63,22 @@ def row_data(run: Record, row: int) -> dict[str, Any]:
     tokens = tokens_of(run, row)
     regions = regions_of(run, row)
     uncertain = regions.loc[regions["uncertain"], "region"].tolist()
-    times = tokens["device_ms"].dropna()
+    row_names = [printable(run.page_name(number), 40) for number in range(len(run.results))]
     first_token = "from the prefill"
     if run.waits_for_first_token:
         first_token = "the first token"
+    slowest = tokens["device_ms"].nlargest(_SLOWEST)
+    times = tokens["device_ms"].dropna()
+    usual_times = [time_below(times, 1 - USUAL_SHARE), time_below(times, USUAL_SHARE)]
     data = {
-        "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
+        "rows": row_names,
         "note": _note(run, row, grounding),
         "first": first_token,
         "texts": [plain(str(text)) for text in tokens["text"]],
         "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
-        "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
+        "slowest": slowest.index.tolist(),
         "top": curve_top(times),
-        "scale": [time_below(times, 1 - USUAL_SHARE), time_below(times, USUAL_SHARE)],
+        "scale": usual_times,
         "palette": _palette(),
         "regions": _regions(run, row, grounding, regions),
         "rendered": _rendered(run, row, uncertain),
@@ -145,7 +150,8 @@ def boxes(
     """
     marked = region_boxes(regions, size, table)[:MOST_BOXES]
     drawn = []
-    for marked_box, tag in zip(marked, place_tags(marked, size), strict=True):
+    tags = place_tags(marked, size, _type_size(size))
+    for marked_box, tag in zip(marked, tags, strict=True):
         box = marked_box._asdict()
         box["tag"] = None
         if tag is not None:
@@ -154,13 +160,24 @@ def boxes(
     return sorted(drawn, key=_area, reverse=True)
 
 
+def _type_size(size: tuple[int, int]) -> int:
+    """The size of the browser's type in pixels of a page of this ``size``, shown as it usually is.
+
+    On a long and narrow page there is room for smaller type alone.
+    """
+    return max(1, min(round(_SHARE_OF_TYPE * max(size)), min(size) // 8))
+
+
 def _area(drawn: dict[str, Any]) -> float:
     left, top, right, bottom = drawn["box"]
     return float((right - left) * (bottom - top))
 
 
 def _values(column: pd.Series) -> list[Any]:
-    """A column for JSON, to four digits (of ms: a tenth of a microsecond); None for none."""
+    """A column for JSON, rounded to four decimals; a missing value is None.
+
+    Four decimals of a time in ms are a tenth of a microsecond.
+    """
     values: list[Any] = []
     for value in column.tolist():
         if pd.isna(value):
@@ -173,30 +190,25 @@ def _values(column: pd.Series) -> list[Any]:
 def _regions(
     run: Record, row: int, grounding: Grounding, table: pd.DataFrame
 ) -> list[dict[str, Any]]:
-    """The first regions in words: ``line`` in a list, ``facts`` in a sentence."""
+    """The first regions of a row, each with its words, its first token, page and time in ms.
+
+    ``line`` is what a list says of a region, ``facts`` is a sentence about it, and ``name`` is how
+    another sentence calls it.
+    """
     first_tokens = tokens_of(run, row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     listed = []
     for item in table.head(_MOST_REGIONS).to_dict("records"):
         number = item["region"]
         label = printable(str(item["label"]))
+        short_name = f"{number} {label}"
+        name = f"Region {short_name}"
         if number == PREAMBLE:
             short_name = label
             name = "Preamble"
-        else:
-            short_name = f"{number} {label}"
-            name = f"Region {short_name}"
-        line = [short_name]
-        if item["uncertain"]:
-            line.append("uncertain")
-        line.append(count_text(item["tokens"], "token"))
-        line.append(ms_text(item["decode_ms"]))
-        excerpt = printable(str(item["text"]), 36)
-        if excerpt:
-            line.append(excerpt)
         region = {
             "region": number,
-            "line": " · ".join(line),
+            "line": _region_line(short_name, item),
             "facts": f"{name}: {', '.join(_region_facts(item))}",
             "name": name.partition(":")[0].lower(),
             "first": int(first_tokens.get(number, 0)),
@@ -205,6 +217,19 @@ def _regions(
         }
         listed.append(region)
     return listed
+
+
+def _region_line(name: str, item: dict[Hashable, Any]) -> str:
+    """A region in one line: its name, tokens and time, and how its text begins."""
+    words = [name]
+    if item["uncertain"]:
+        words.append("uncertain")
+    words.append(count_text(item["tokens"], "token"))
+    words.append(ms_text(item["decode_ms"]))
+    excerpt = printable(str(item["text"]), 36)
+    if excerpt:
+        words.append(excerpt)
+    return " · ".join(words)
 
 
 def _region_facts(item: dict[Hashable, Any]) -> list[str]:

@@ -79,12 +79,33 @@ class Curve {
   }
 }
 
+/** The words of a tag. One that ends where its box or the page ends does so at any size. */
+function tagText({ text, ground, start }, ends) {
+  const [x, y] = start;
+  const end = ground[2];
+  if (!ends.includes(end)) {
+    return h("text.opv-tag", { x, y }, text);
+  }
+  const margin = x - ground[0];
+  return h("text.opv-tag", { x: end - margin, y, "text-anchor": "end" }, text);
+}
+
 /** A page under its boxes, in a box that scrolls it where it has been magnified. */
 class Page {
   constructor() {
     this.svg = h("svg", { "aria-hidden": "true" });
     this.zoom = 1;
     this.root = h("div.opv-page", { tabindex: 0, role: "group" }, this.svg);
+    new ResizeObserver(() => this.sizeType()).observe(this.root);
+  }
+
+  /** Tell the style sheet how much of the page is a pixel of the screen: its tags are as large
+      there however small or magnified the page is shown. */
+  sizeType() {
+    const scale = this.svg.getScreenCTM()?.a; // none where it is not shown
+    if (scale) {
+      this.root.style.setProperty("--opv-pixel", `${1 / scale}px`);
+    }
   }
 
   /** Zoom by a factor about the pointer, or about the middle; 0 shows all. */
@@ -98,6 +119,7 @@ class Page {
     const down = ((root.scrollTop + y) * this.zoom) / zoom;
     root.style.setProperty("--opv-zoom", this.zoom);
     root.scrollTo(across - x, down - y);
+    this.sizeType();
   }
 
   /** Draw a page of `row_data`. `href` is its picture's address, empty for none; `times` has a colour
@@ -105,6 +127,7 @@ class Page {
   show({ size: [width, height], boxes, href }, times) {
     this.root.ariaLabel = `The page with ${boxes.length} boxes, ${width} by ${height} pixels`;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.width = width;
     this.root.style.setProperty("--opv-shape", `${width} / ${height}`);
     this.boxes = h("g");
     const sheet = h("rect", { width, height, fill: "#fff" });
@@ -117,10 +140,9 @@ class Page {
   showBoxes(boxes, times = {}) {
     const drawn = boxes.map(({ region, colour, uncertain, tag, box }) => {
       const [x, y, right, bottom] = box;
-      const size = tag ? `; --opv-size: ${tag.size}px` : "";
-      const style = `--opv-kind: ${colour}; --opv-time: ${times[region]}${size}`;
+      const style = `--opv-kind: ${colour}; --opv-time: ${times[region]}`;
       const shape = { x, y, width: right - x || 1, height: bottom - y || 1 };
-      const words = tag ? h("text.opv-tag", { x: tag.start[0], y: tag.start[1] }, tag.text) : "";
+      const words = tag ? tagText(tag, [right, this.width]) : "";
       const name = uncertain ? "g.opv-region.opv-uncertain" : "g.opv-region";
       return h(name, { "data-region": region, style }, h("rect.opv-box", shape), words);
     });

@@ -55,26 +55,20 @@ class LinkedPage:
 def view_block(run: Record) -> Html:
     """The static pictures of each row, and the data of the linked view as JSON.
 
-    Without scripts, and in print, the pictures are what is seen.
+    Without scripts, and in print, the pictures are what is seen. The linked view draws on the same
+    picture of a page, which the data name by its id.
     """
-    record = _record_key(run)
     parts = []
     rows = []
     for row in rows_shown(run):
-        data = row_data(run, row)
-        numbers = pages_of_row(run, row)
         parts.append(row_heading(run, row))
+        numbers = pages_of_row(run, row)
         for place, number in enumerate(numbers):
             image = run.page_image(number)
-            page = data["pages"][place]
-            del page["href"]  # the picture has it
             if image is not None:
-                page["picture"] = f"op-page-{record}-{row}-{place}"
                 parts.append(page_heading(place, len(numbers)))
-                parts.append(svg_pictures(image, run, row, place, page["picture"]))
-        for name in _EVEN_COLUMNS:
-            data[name] = packed(data[name])
-        rows.append(data)
+                parts.append(svg_pictures(image, run, row, place, _picture_id(run, row, place)))
+        rows.append(_embedded_data(run, row))
     static = element("div", *parts, class_="opv-static")
     text = json.dumps({"rows": rows}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     # In a script's text only this sign could end it.
@@ -82,8 +76,26 @@ def view_block(run: Record) -> Html:
     return element("div", static, data_block, class_="opv-report")
 
 
+def _embedded_data(run: Record, row: int) -> dict[str, Any]:
+    """The data of a row for a file, which has the pictures of its pages beside them."""
+    data = row_data(run, row)
+    for place, number in enumerate(pages_of_row(run, row)):
+        page = data["pages"][place]
+        del page["href"]  # the whole picture, as an address
+        if run.page_image(number) is not None:
+            page["picture"] = _picture_id(run, row, place)
+    for name in _EVEN_COLUMNS:
+        data[name] = packed(data[name])
+    return data
+
+
+def _picture_id(run: Record, row: int, place: int) -> str:
+    """The id of the picture of a row's page; its place counts from 0."""
+    return f"op-page-{_record_key(run)}-{row}-{place}"
+
+
 def _record_key(run: Record) -> str:
-    """Eight letters for a record, so that two of one notebook do not find each other's page."""
+    """Eight letters that tell records apart, of which a notebook may show several."""
     pages = "".join(page.sha256 for page in run.pages)
     name = f"{run.created}{run.model.name}{pages}"
     return hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -109,16 +121,17 @@ def packed(values: list[Any]) -> list[Any] | dict[str, list[list[Any]]]:
 
 
 def _run_from(values: list[Any], start: int) -> tuple[int, int]:
-    """By how much the run grows that begins at a place, and how long it is; a run of one value
-    where what follows does not go on evenly.
+    """The step and the length of the run of values that begins at ``start``.
+
+    Where the values do not go on evenly, or only for a few of them, it is a run of one value.
     """
-    alone = (0, 1)
+    run_of_one = (0, 1)
     if start + 1 == len(values):
-        return alone
+        return run_of_one
     first = values[start]
     step = _step(first, values[start + 1])
     if step is None:
-        return alone
+        return run_of_one
     length = 2
     while start + length < len(values):
         expected = first
@@ -128,13 +141,14 @@ def _run_from(values: list[Any], start: int) -> tuple[int, int]:
             break
         length += 1
     if length < _SHORTEST_RUN:
-        return alone
+        return run_of_one
     return step, length
 
 
 def _step(first: Any, second: Any) -> int | None:
-    """By how much a run grows; None where no run starts. Only integers may grow: sums of fractions
-    would not be exact.
+    """How much is added from one value of a run to the next; None where these two begin no run.
+
+    Only integers may grow, because sums of fractions would not be exact.
     """
     if first == second:
         return 0

@@ -66,21 +66,24 @@ def markdown_html(text: str) -> Html:
 
 
 def _html_table(table: str) -> str:
-    """A table's rows and cells, without attributes but their spans; every other tag in it is
-    text.
-    """
-    return _CELL_TAG.sub(_cell_tag, html.escape(table, quote=False))
+    """The rows and cells of a table that is HTML; every other tag in it becomes text."""
+    escaped = html.escape(table, quote=False)
+    return _CELL_TAG.sub(_cell_tag, escaped)
 
 
-def _cell_tag(match: re.Match[str]) -> str:
-    name, attributes = match.groups()
-    spans = [f' {span}="{number}"' for span, number in _SPAN.findall(attributes)]
-    return f"<{name}{''.join(spans)}>"
+def _cell_tag(escaped_tag: re.Match[str]) -> str:
+    """A tag of a table as a tag again. Of its attributes only the spans of a cell stay."""
+    name, attributes = escaped_tag.groups()
+    tag = f"<{name}"
+    for span, number in _SPAN.findall(attributes):
+        tag += f' {span}="{number}"'
+    return f"{tag}>"
 
 
 def text_sections(text: str, grounding: Grounding, uncertain: Sequence[int], most: int) -> Html:
-    """An output's text as a section of each region, in the order of the text, and of what stands
-    before one (-1).
+    """An output's text as sections: one for each region, and one for what stands before the first.
+
+    They are in the order of the text. Each has the number of its region, or that of `PREAMBLE`.
 
     Parameters
     ----------
@@ -94,12 +97,12 @@ def text_sections(text: str, grounding: Grounding, uncertain: Sequence[int], mos
         Of more places that begin a section the first so many are shown.
     """
     sections = []
-    is_uncertain = frozenset(uncertain)
+    uncertain_regions = frozenset(uncertain)
     for number, words in islice(_section_texts(text, grounding), most):
         if not words:
             continue
         look = None
-        if number in is_uncertain:
+        if number in uncertain_regions:
             look = "opv-uncertain"
         section = element("section", markdown_html(words), data_region=number, class_=look)
         sections.append(section)
@@ -109,14 +112,15 @@ def text_sections(text: str, grounding: Grounding, uncertain: Sequence[int], mos
 def _section_texts(text: str, grounding: Grounding) -> Iterator[tuple[int, str]]:
     """The number of each region with its text, and `PREAMBLE` with what a page begins with."""
     starts = [(0, PREAMBLE)]
-    starts += [(start, PREAMBLE) for start in grounding.page_starts]
-    starts += [(region.start, region.index) for region in grounding.regions]
+    for start in grounding.page_starts:
+        starts.append((start, PREAMBLE))
+    for region in grounding.regions:
+        starts.append((region.start, region.index))
     starts.sort()
-    for place, (start, number) in enumerate(starts):
-        if number != PREAMBLE:
+    ends = [start for start, _ in starts[1:]]
+    ends.append(len(text))
+    for (start, number), end in zip(starts, ends, strict=True):
+        if number == PREAMBLE:
+            yield PREAMBLE, text[start:end].removeprefix(grounding.page_mark).strip()
+        else:
             yield number, grounding.regions[number].text
-            continue
-        end = len(text)
-        if place + 1 < len(starts):
-            end = starts[place + 1][0]
-        yield PREAMBLE, text[start:end].removeprefix(grounding.page_mark).strip()

@@ -51,17 +51,21 @@ def svg_pictures(image: Image.Image, run: Record, row: int, page: int, name: str
 
 
 def _marks(marked: MarkedPage, size: tuple[int, int]) -> list[Html]:
-    """All boxes, then all tags, so that no box washes out the tag of an earlier one."""
+    """The boxes of a page of ``size`` pixels, and above all of them their tags.
+
+    Otherwise a box would lie over the tag of an earlier one. A sentence at the foot of the page
+    says so where there are more boxes than are drawn.
+    """
     boxes = marked.boxes[:MOST_BOXES]
     rectangles = [_box_rectangle(box, marked.opacity) for box in boxes]
-    words = []
+    tags = []
     for box, tag in zip(boxes, place_tags(boxes, size), strict=True):
         if tag is not None:
-            words += _tag_marks(box, tag)
+            tags += _tag_marks(box, tag)
     sentence = boxes_sentence(len(marked.boxes))
     if sentence:
-        words.append(element("text", sentence, x=8, y=size[1] - 8, fill="#111111"))
-    return [fragment(*rectangles), fragment(*words)]
+        tags.append(element("text", sentence, x=8, y=size[1] - 8, fill="#111111"))
+    return [fragment(*rectangles), fragment(*tags)]
 
 
 def _box_rectangle(box: DrawnBox, opacity: float) -> Html:
@@ -80,8 +84,9 @@ def _box_rectangle(box: DrawnBox, opacity: float) -> Html:
 
 
 def _tag_marks(box: DrawnBox, tag: Tag) -> list[Html]:
-    """A box's tag: its ground and its words, which fill the ground at any browser's width of
-    letters.
+    """The ground of a box's tag, and its words.
+
+    The words are as wide as the ground has room for, however wide a browser's letters are.
     """
     left, top, right, bottom = tag.ground
     width = right - left

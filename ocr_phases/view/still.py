@@ -60,18 +60,22 @@ class Stilled:
 
 
 def joined_picture(widgets: Sequence[Stilled]) -> dict[str, Any]:
-    """What a saved notebook shows of several widgets, by MIME type; what is equal is there once."""
+    """What a saved notebook shows of several widgets, by MIME type; what is equal is there once.
+
+    A viewer that drops HTML shows the JPEG of the first widget alone.
+    """
     pictures = [widget.picture() for widget in widgets]
     different_html = dict.fromkeys(picture["text/html"] for picture in pictures)
     different_texts = dict.fromkeys(picture["text/plain"] for picture in pictures)
-    joined = dict(pictures[0])
-    joined["text/html"] = "".join(different_html)
-    joined["text/plain"] = "\n".join(different_texts)
-    return joined
+    return {
+        **pictures[0],
+        "text/html": "".join(different_html),
+        "text/plain": "\n".join(different_texts),
+    }
 
 
 def stilled_in(box: ipywidgets.Box) -> list[Stilled]:
-    """The widgets with a picture that stand in a box, or in a box in it."""
+    """The widgets with a picture that stand in a box or in boxes within it, in their order."""
     widgets: list[Stilled] = []
     for child in box.children:
         if isinstance(child, Stilled):
@@ -85,7 +89,7 @@ def _show_box(box: ipywidgets.Box) -> None:
     """Show a box with our widgets, and their picture below it; any other box as IPython does."""
     widgets = stilled_in(box)
     if not widgets:
-        raise NotImplementedError  # with which IPython goes on to what the box says of itself
+        raise NotImplementedError  # IPython then shows the box in the usual way
     display({**box._repr_mimebundle_(), "text/plain": ""}, raw=True)
     handle = display(joined_picture(widgets), raw=True, display_id=True)
     for widget in widgets:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import json
 import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 from PIL import Image, ImageDraw
@@ -19,20 +21,32 @@ from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.analyse.stages import grounding_of, tokens_of
 from ocr_phases.record import Record
+from ocr_phases.show.axes import legend_below, name_axis, style_axes
 from ocr_phases.show.boxes import draw_marks, region_boxes
-from ocr_phases.show.colours import VERMILLION
+from ocr_phases.show.colours import BLUE, INK, VERMILLION
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.page import pages_of_row
 from ocr_phases.show.run_overview import run_title
 from ocr_phases.show.shown_figure import FIGURE_DPI, blank_figure, figure_png
 from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
+from ocr_phases.view.overlay import OverlaidCurve
 
 #: Inches of the figure.
 _FIGURE_HEIGHT = 4.6
 _FIGURE_WIDTH = 6.3
 _TITLE_LETTERS = 78  # in a line
 _PAGE_HEIGHT = 460  # pixels of a page beside the figure
+
+#: The looks of overlaid curves, which are those of view.css: the record's own, and the others'.
+_OWN_LOOK: dict[str, Any] = {"color": BLUE, "linewidth": 2.0}
+_OTHER_LOOKS: list[dict[str, Any]] = [
+    {"color": "#007a5a", "linewidth": 1.4, "linestyle": (0, (5, 2))},
+    {"color": "#a23b78", "linewidth": 2.0, "linestyle": (0, (1.5, 1))},
+    {"color": "#946300", "linewidth": 1.4, "linestyle": (0, (6.4, 2, 1.4, 2))},
+    {"color": "#5b5fc7", "linewidth": 1.4, "linestyle": (0, (10, 3))},
+    {"color": INK, "linewidth": 1.4, "linestyle": (0, (2, 4))},
+]
 
 # Without its kernel JupyterLab says "model not found" in the output before this one.
 _STYLE = (
@@ -44,7 +58,14 @@ _STYLE = (
 )
 
 
-def still_bundle(run: Record | None, row: int, token: int, color: str, view: str) -> dict[str, Any]:
+def still_bundle(
+    run: Record | None,
+    row: int,
+    token: int,
+    color: str,
+    view: str,
+    curves: Sequence[OverlaidCurve] = (),
+) -> dict[str, Any]:
     """What a saved notebook shows of a record: its pages beside a figure, at a token.
 
     Parameters
@@ -59,6 +80,9 @@ def still_bundle(run: Record | None, row: int, token: int, color: str, view: str
         What the boxes' colours mean.
     view : str
         ``"stages"`` shows the stages of the prefill beside the pages, any other view the curve.
+    curves : sequence of OverlaidCurve, optional
+        The record's curve and those of other records (`overlaid_curves`), which are then drawn over
+        one another.
 
     Returns
     -------
@@ -74,7 +98,10 @@ def still_bundle(run: Record | None, row: int, token: int, color: str, view: str
         page = _page_picture(run, row, place, color).copy()
         _outline_region(page, run, row, place, shown["region"])
         pages.append(page)
-    figure = _stages_picture(run) if view == "stages" else _curve_picture_at(run, shown, token)
+    if view == "stages":
+        figure = _stages_picture(run)
+    else:
+        figure = _curve_picture_at(run, shown, token, curves)
     return _bundle(run, _side_by_side([*pages, figure], figure.height))
 
 
@@ -87,14 +114,20 @@ def _outline_region(page: Image.Image, run: Record, row: int, place: int, number
                 drawing.rectangle(box, outline=VERMILLION, width=3)
 
 
-def _curve_picture_at(run: Record, shown: pd.Series, token: int) -> Image.Image:
-    """The curve with a line at a token, unless that has no step."""
-    curve, place = _curve_picture(run)
+def _curve_picture_at(
+    run: Record, shown: pd.Series, token: int, curves: Sequence[OverlaidCurve]
+) -> Image.Image:
+    """The curve, or several, with an upright line at a token, unless the token has no step.
+
+    ``shown`` is the token's row of `tokens_of`; ``token`` counts from 0.
+    """
+    # As text, by which the picture is kept: it stays the same while another token is chosen.
+    curve, to_pixels = _curve_picture(run, json.dumps(curves))
     picture = curve.copy()  # the curve is kept without a line
-    if place is None or pd.isna(shown["step"]):
+    if to_pixels is None or pd.isna(shown["step"]):
         return picture
-    number = token + 1
-    ends = place.transform([(number, 0.0), (number, 1.0)])
+    number = token + 1  # the curve counts tokens from 1
+    ends = to_pixels.transform([(number, 0.0), (number, 1.0)])
     line = [(x, picture.height - y) for x, y in ends]  # a figure counts from its lower edge
     ImageDraw.Draw(picture).line(line, VERMILLION, 2)
     return picture
@@ -133,12 +166,22 @@ def _bundle(run: Record, image: Image.Image) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=2)
-def _curve_picture(run: Record) -> tuple[Image.Image, Transform | None]:
-    """Headline and curve, and what puts a token, counted from 1, on the picture's curve."""
+def _curve_picture(run: Record, curves: str) -> tuple[Image.Image, Transform | None]:
+    """The record's headline over its latency curve, as a picture.
+
+    ``curves`` is the JSON of a list of `OverlaidCurve`; if there are any, these are drawn instead.
+    Also the transform from a place on the curve's axes to pixels of the picture: the token, counted
+    from 1, and the height from 0 to 1. It is None where nothing is drawn on the axes.
+    """
     figure = _titled_figure(run)
     axes = figure.axes[0]
-    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
-    plot_latency(run, ax=axes).set_layout_engine(None)
+    overlaid: list[OverlaidCurve] = json.loads(curves)
+    if overlaid:
+        _draw_overlaid(axes, overlaid)
+    else:
+        plot_latency(run, ax=axes)
+    # The figure lays itself out when it is drawn. With an engine it would be drawn twice.
+    figure.set_layout_engine(None)
     image = _figure_picture(figure)
     if not axes.lines:
         return image, None
@@ -146,9 +189,31 @@ def _curve_picture(run: Record) -> tuple[Image.Image, Transform | None]:
     return image, frozen
 
 
+def _draw_overlaid(axes: Axes, curves: Sequence[OverlaidCurve]) -> None:
+    """The curves over one another, as the linked view draws them: the record's own first, on top.
+
+    What is higher than the usual steps of all of them is cut off.
+    """
+    style_axes(axes, "Each decode step, of several records")
+    looks = [_OWN_LOOK, *_OTHER_LOOKS]
+    for place, curve in enumerate(curves):
+        points = pd.DataFrame(curve["points"], columns=["token", "ms"])
+        label = curve["name"]
+        if curve["median"]:
+            label = f"{label}, {curve['median']}"
+        look = looks[place]
+        axes.plot(points["token"] + 1, points["ms"], label=label, zorder=9 - place, **look)
+    longest = max(curve["tokens"] for curve in curves)
+    top = max(curve["top"] for curve in curves)
+    axes.set(xlim=(0.5, longest + 0.5), ylim=(0.0, top))
+    name_axis(axes.xaxis, "token that the step made", "")
+    name_axis(axes.yaxis, "time (ms)")
+    legend_below(axes)
+
+
 @functools.lru_cache(maxsize=2)
 def _stages_picture(run: Record) -> Image.Image:
-    """Headline and the stages of the prefill."""
+    """The record's headline over the stages of its prefill, as a picture."""
     figure = _titled_figure(run)
     plot_vision_stages(run, ax=figure.axes[0]).set_layout_engine(None)
     return _figure_picture(figure)
@@ -167,7 +232,10 @@ def _titled_figure(run: Record) -> Figure:
 
 @functools.lru_cache(maxsize=32)
 def _page_picture(run: Record, row: int, place: int, color: str) -> Image.Image:
-    """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
+    """A page of a row under its boxes, or a white sheet where its picture is not in the record.
+
+    The more pages the row has, the smaller each of them is.
+    """
     numbers = pages_of_row(run, row)
     page = run.page_image(numbers[place])
     if page is None:

@@ -36,20 +36,21 @@ def timeline_data(run: Record) -> dict[str, Any]:
     spans = run.spans[run.spans["repeat"] == repeat]
     title = f"Repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
     drawn, pauses = without_pauses(named_spans(spans))
-    # A phase stands above the stages that begin with it.
-    drawn = drawn.assign(whole=is_whole_phase(drawn), end_ms=drawn["drawn_ms"] + drawn["device_ms"])
+    drawn["whole"] = is_whole_phase(drawn)
+    drawn["end_ms"] = drawn["drawn_ms"] + drawn["device_ms"]
+    # Lanes are in the order of their first spans, with a phase above the stages that begin with it.
     drawn = drawn.sort_values(["drawn_ms", "whole"], ascending=[True, False], kind="stable")
     lanes = []
     for name, own_spans in drawn.groupby("name", sort=False):
         lanes.append(_lane(str(name), own_spans))
-    prefill_ends = []
-    prefill = drawn[drawn["phase"] == "prefill"]
-    if not prefill.empty:
-        prefill_ends = [float(prefill["drawn_ms"].min()), float(prefill["end_ms"].max())]
+    of_prefill = drawn[drawn["phase"] == "prefill"]
+    prefill: list[float] = []
+    if not of_prefill.empty:
+        prefill = [float(of_prefill["drawn_ms"].min()), float(of_prefill["end_ms"].max())]
     return {
         "title": title,
         "total": round(float(drawn["end_ms"].max()), _LENGTH_DIGITS),
-        "prefill": prefill_ends,
+        "prefill": prefill,
         "pauses": pauses,
         "lanes": lanes,
     }

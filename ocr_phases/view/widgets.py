@@ -128,8 +128,7 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
         self.run = run
         show_pictures_of_boxes()
         # In an HBox, a widget without a width of its own would have none.
-        values.setdefault("layout", {"flex": "1 1 20rem", "min_width": "0"})
-        layout = values.pop("layout")
+        layout = values.pop("layout", {"flex": "1 1 20rem", "min_width": "0"})
         super().__init__(source=_data_of(run, row), row=row, layout=layout)
         for name, value in values.items():
             setattr(self, name, value)
@@ -167,12 +166,12 @@ def selected_tokens(run: Record, row: int, selection: list[int]) -> pd.DataFrame
     all tokens.
     """
     tokens = tokens_of(run, row)
-    if not selection:
-        selection = [0, 0]
-    first, end = selection
-    chosen = tokens.iloc[first:end].copy()
-    chosen["share"] = chosen["device_ms"] / tokens["device_ms"].sum()
-    return chosen
+    first = 0
+    end = 0
+    if selection:
+        first, end = selection
+    chosen = tokens.iloc[first:end]
+    return chosen.assign(share=chosen["device_ms"] / tokens["device_ms"].sum())
 
 
 class _CurveWidget(_RecordWidget):
@@ -215,6 +214,11 @@ class _CurveWidget(_RecordWidget):
 
     def _draw_curves(self) -> None:
         self.curves = overlaid_curves(self.run, self.others, self.row)
+        self.draw_still_soon()
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows: the page beside the curves."""
+        return still_bundle(self.run, self.row, self.token, self.color, "page", self.curves)
 
 
 class RecordView(_CurveWidget):
