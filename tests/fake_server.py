@@ -46,6 +46,7 @@ class Fake:
         self.vision = 0.02  # seconds before the first chunk
         self.others = 0  # requests that others ended meanwhile
         self.key: str | None = None
+        self.version: str | None = "0.32.0"
         self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
         self.worker_ahead = 0.0  # seconds that the worker's clock is ahead of this host's
@@ -81,7 +82,7 @@ class Fake:
     def pages(self) -> dict[str, Any]:
         """What is answered to a GET, by its path: bytes or what becomes JSON."""
         pages: dict[str, dict[str, Any]] = {
-            "vllm": {"/version": {"version": "0.32.0"}, "/metrics": self.metrics},
+            "vllm": {"/version": {"version": self.version}, "/metrics": self.metrics},
             "sglang": {"/get_server_info": {"version": "0.5.5"}},
             "sglang-2026": {"/server_info": {"version": "0.5.9"}},
             "llama.cpp": {"/props": {"build_info": "b6500-1a2b3c", "total_slots": 1}},

@@ -620,6 +620,8 @@ WRONG = {
         "--max-new-tokens 1000001",
         "--out LONG",
         "--models dummy:layers=2,vocab=9,tiny,dummy:layers=2,vocab=9",
+        "--models tiny,http://127.0.0.1:9/v1",
+        "--model http://127.0.0.1:9/v1",
     ],
     "compare RUN RUN": [
         "--fail-above -5",

@@ -303,6 +303,15 @@ def test_an_engine_is_known_by_what_it_answers(dialect: str, engine: str, versio
     assert (source == "unknown") == (engine == "other")
 
 
+def test_a_version_that_is_null_is_unknown() -> None:
+    with served("vllm") as fake:
+        fake.version = None
+        found_dialect, found_version, _ = find_dialect(Server(fake.url))
+
+    assert found_dialect.name == "vllm"
+    assert found_version == "unknown"
+
+
 def test_llama_cpp_tells_its_prefill_and_reads_the_page_anew() -> None:
     with served("llama.cpp") as fake:
         infer = {"temperature": 0, "top_k": 4, "repetition_penalty": 1.2}

@@ -203,7 +203,8 @@ def test_a_folder_is_one_sweep(
         foreign.unlink()
 
     # Records of several models are not put beside those of one, nor is one model there twice.
-    wrong_models: list[Any] = [["tiny", "dummy"], "tiny", [], ["dummy", "dummy"]]
+    address = "http://127.0.0.1:9/v1"
+    wrong_models: list[Any] = [["tiny", "dummy"], "tiny", [], ["dummy", "dummy"], ["tiny", address]]
     for models in wrong_models:
         with refused():
             sweep(PAGE, models, folder=folder)

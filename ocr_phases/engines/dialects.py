@@ -72,5 +72,5 @@ def _version_of(server: Server, dialect: Dialect) -> tuple[str, str]:
     for path, entry in dialect.version_entries:
         with contextlib.suppress(ServerFailed, LookupError):
             answer = server.call(server.root + path, dict[str, Any])
-            return short_name(str(answer[entry])), path
+            return short_name(str(answer[entry] or "unknown")), path
     return "unknown", ""

@@ -421,8 +421,8 @@ def sweep(
     Raises
     ------
     OcrPhasesError
-        As `OCRSession.sweep` does; for one name in place of a list, and for two models of one
-        folder.
+        As `OCRSession.sweep` does; for one name in place of a list, for a server's address in it,
+        and for two models of one folder.
 
     Examples
     --------
@@ -430,6 +430,13 @@ def sweep(
     """
     if isinstance(models, str) or not models:
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
+
+    if any("://" in str(model) for model in models):
+        # The sentence does not repeat the address: it may have a key.
+        raise OcrPhasesError(
+            "A sweep loads its models, and one of them is the address of a server: measure its "
+            "load with sweep --server, or with connect(ADDRESS).load_test(pages)."
+        )
 
     loaders: dict[str, ModelLoader] = {}
     for model in models:
