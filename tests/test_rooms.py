@@ -22,6 +22,7 @@ ROOMS = (
     "errors",
     "files",
     "versions",
+    "listeners",
     "images",
     "stages",
     "families",

@@ -1,16 +1,15 @@
 """What is compiled or captured before a run: it is announced, and its time is taken.
 
 That can take a minute or more, in which nothing else is to be seen. So each part is announced
-before it is made, to whoever listens: a progress bar, the explorer. Who listens is kept in a
-context variable, because what compiles lies far below what shows progress.
+before it is made, to whoever listens: a progress bar, the explorer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,33 +18,27 @@ from time import perf_counter
 import torch
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.listeners import Channel, Listener
 from ocr_phases.models.devices import device_of
-
-#: Gets what is made next, in words ("compiling SAM"). It may raise `Stopped`.
-Listener = Callable[[str], None]
 
 
 def _ignore(what: str) -> None:
     """The listener where nobody wants to know."""
 
 
-_listener: ContextVar[Listener] = ContextVar("listener", default=_ignore)
+_announcements = Channel("announcements", default=_ignore)
 
 
 def announce(what: str) -> None:
-    """Say what is compiled or captured next; raises what the listener raises."""
-    listener = _listener.get()
-    listener(what)
+    """Say what is compiled or captured next ("compiling SAM"); raises what the listener raises,
+    which may be `Stopped`.
+    """
+    _announcements.say(what)
 
 
-@contextlib.contextmanager
-def announcements_to(listener: Listener) -> Iterator[None]:
+def announcements_to(listener: Listener) -> AbstractContextManager[None]:
     """Give ``listener`` what is announced in a ``with`` block."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return _announcements.heard_by(listener)
 
 
 @contextlib.contextmanager
@@ -54,7 +47,7 @@ def numbered_announcements(total: int | None) -> Iterator[None]:
 
     Where some of it may be there already, ``total`` is None and only the number is said.
     """
-    listener = _listener.get()
+    listener = _announcements.listener
     numbers = itertools.count(1)
     of_total = "" if total is None else f" of {total}"
 
