@@ -138,25 +138,36 @@ class Stopped(Exception):
     """
 
 
-class Interrupted(KeyboardInterrupt):
-    """An interrupted `run_inference`; a cell shows one sentence.
+def signal_of(interrupt: KeyboardInterrupt) -> int:
+    """The number of the signal that interrupted; Python's own interrupt names none."""
+    return interrupt.args[0] if interrupt.args else signal.SIGINT
 
-    ``run`` is the record of the finished repeats, as in ``session.last_run``, or None. ``number``
-    is the signal's.
+
+class InterruptedWork(KeyboardInterrupt):
+    """Work that a signal of this ``number`` interrupted; a cell shows one sentence."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class Interrupted(InterruptedWork):
+    """An interrupted `run_inference`.
+
+    ``run`` is the record of the finished repeats, as in ``session.last_run``, or None.
     """
 
     def __init__(self, run: Any, number: int) -> None:
         super().__init__(number)
         self.run = run
-        self.number = number
 
     def __str__(self) -> str:
         if self.run is None:
             return "Interrupted before a repeat was finished: there is no record."
         return f"Interrupted: session.last_run has the finished repeats ({len(self.run.repeats)})."
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import os
-import signal
 import sys
 import threading
 import time
@@ -35,7 +34,7 @@ from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
 from ocr_phases.cli.options import OptionSpelling, Parser, given_options
 from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
-from ocr_phases.errors import Interrupted, OcrPhasesError, stop_signals
+from ocr_phases.errors import Interrupted, OcrPhasesError, signal_of, stop_signals
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
@@ -126,9 +125,8 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _code_of_signal(interrupt: KeyboardInterrupt) -> int:
-    """The exit code of a command that a signal ended; Python's own interrupt names none."""
-    number = interrupt.args[0] if interrupt.args else signal.SIGINT
-    return Exit.SIGNAL + number
+    """The exit code of a command that a signal ended."""
+    return Exit.SIGNAL + signal_of(interrupt)
 
 
 def _run(words: list[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,15 @@ import numpy as np
 from ocr_phases.analyse.load import AskedPage, read_slo
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.engines.measurement import ServerMeasurement
-from ocr_phases.errors import Keyword, OcrPhasesError, SettingError, Stopped, explain_wrong_calls
+from ocr_phases.errors import (
+    InterruptedWork,
+    Keyword,
+    OcrPhasesError,
+    SettingError,
+    Stopped,
+    explain_wrong_calls,
+    signal_of,
+)
 from ocr_phases.inputs.rows import Pages
 from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings, Strategy, Vision
@@ -179,46 +186,34 @@ def load_test(
             if requests is not None:
                 count = requests
             asked += _ask_level(level, measurements, count, seed)
-    except KeyboardInterrupt as interrupt:
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        raise InterruptedLoad(session, number) from None
-    finally:
-        if asked:
             session.last_load = LoadResult(
                 session.server.url,
-                asked,
+                list(asked),
                 price_per_hour,
                 slo=objective,
                 engine=f"{session.engine} {session.version}",
                 model=session.model,
                 page=_pages_text(measurements),
             )
+    except KeyboardInterrupt as interrupt:
+        raise InterruptedLoad(session.last_load, signal_of(interrupt)) from None
     return session.last_load
 
 
-class InterruptedLoad(KeyboardInterrupt):
-    """An interrupted load test; a cell shows one sentence.
+class InterruptedLoad(InterruptedWork):
+    """An interrupted load test.
 
-    ``number`` is the signal's. The session's ``last_load`` has the finished levels, or None.
+    ``result`` has the finished levels, as ``session.last_load``, or is None.
     """
 
-    def __init__(self, session: Any, number: int) -> None:
+    def __init__(self, result: LoadResult | None, number: int) -> None:
         super().__init__(number)
-        self._session = session
-        self.number = number
-
-    @property
-    def result(self) -> LoadResult | None:
-        """The finished levels; None where there is none."""
-        return self._session.last_load
+        self.result = result
 
     def __str__(self) -> str:
         if self.result is None:
             return "Interrupted before a level was finished: there is no result."
         return "Interrupted: session.last_load has the finished levels."
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 def _pages_text(measurements: Sequence[ServerMeasurement]) -> str:

@@ -6,14 +6,13 @@ Needs no torch: a server's repeats are run here, too.
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from tqdm import tqdm
 
-from ocr_phases.errors import Interrupted, Stopped, stop_signals
+from ocr_phases.errors import Interrupted, Stopped, signal_of, stop_signals
 from ocr_phases.measure.progress import is_in_notebook
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request
@@ -56,8 +55,7 @@ def recording(measurement: Recordable) -> Iterator[None]:
             with stop_signals():  # they wait for the record
                 measurement.result = measurement.record()
     except KeyboardInterrupt as interrupt:
-        number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        raise Interrupted(measurement.result, number) from None
+        raise Interrupted(measurement.result, signal_of(interrupt)) from None
     if measurement.result is None:
         raise Stopped
 
