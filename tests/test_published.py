@@ -101,16 +101,21 @@ def test_the_record_of_a_page_is_written_once(tmp_path, monkeypatch):
     assert {path.stat().st_mtime_ns for path in marked} == {0}
 
 
-def test_a_page_without_a_record_leaves_none_of_an_earlier_output(tmp_path, monkeypatch):
-    assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 0
+def break_page(monkeypatch, name, sentence):
+    """Let the page with this in its name fail with this sentence."""
     measured = OCRSession.run_inference
 
     def run_inference(session, page, **settings):
-        if "paper" in page:
-            raise OcrPhasesError("It broke.")
+        if name in page:
+            raise OcrPhasesError(sentence)
         return measured(session, page, **settings)
 
     monkeypatch.setattr(OCRSession, "run_inference", run_inference)
+
+
+def test_a_page_without_a_record_leaves_none_of_an_earlier_output(tmp_path, monkeypatch):
+    assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 0
+    break_page(monkeypatch, "paper", "It broke.")
     assert verify("tiny", "--preset=tiny", "--out", tmp_path) == 1
     records = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert records == ["invoice.json", "receipt.json"]
@@ -119,14 +124,8 @@ def test_a_page_without_a_record_leaves_none_of_an_earlier_output(tmp_path, monk
 def test_a_page_that_fails_loses_nothing_of_the_others(
     golden_checkpoint, somebody, tmp_path, monkeypatch, capsys
 ):
-    measured = OCRSession.run_inference
-
-    def run_inference(session, page, **settings):
-        if "invoice" in page:
-            raise OcrPhasesError("The file /data/secret/invoice.png on lab-gpu-17 broke.")
-        return measured(session, page, **settings)
-
-    monkeypatch.setattr(OCRSession, "run_inference", run_inference)
+    broken = "The file /data/secret/invoice.png on lab-gpu-17 broke."
+    break_page(monkeypatch, "invoice", broken)
     assert verify(golden_checkpoint(GOLDEN), "--out", tmp_path, "--preset=tiny") == 1
     assert json.loads(capsys.readouterr().out)["exit_reason"] == "a page could not be measured"
     receipt, invoice, paper = content(tmp_path)["pages"]
