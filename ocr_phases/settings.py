@@ -784,6 +784,11 @@ REQUEST_SETTINGS = [
 ]
 
 
+def is_address(model: object) -> bool:
+    """Whether the name of a model is the address of a server."""
+    return "://" in str(model)
+
+
 def setting_names(settings: type) -> list[str]:
     """The names of a settings class, in order."""
     return [setting.name for setting in fields(settings)]

@@ -19,7 +19,7 @@ from ocr_phases.cli.options import BATCH
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.measure.progress import write_line
-from ocr_phases.settings import Settings
+from ocr_phases.settings import Settings, is_address
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _workers(arguments: argparse.Namespace) -> Workers:
     from ocr_phases.batch.local_workers import LocalWorkers, worker_environments
 
     if not arguments.scheduler:
-        if "://" not in arguments.model and find_spec("torch") is None:
+        if not is_address(arguments.model) and find_spec("torch") is None:
             raise OcrPhasesError("This needs torch: pip install torch.")
         return LocalWorkers(worker_environments(arguments.workers, arguments.device))
     workers = DaskWorkers(arguments.scheduler)

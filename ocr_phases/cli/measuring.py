@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ocr_phases.cli.options import OF_SERVERS
-from ocr_phases.cli.refusals import refuse_of_servers, refuse_options
+from ocr_phases.cli.refusals import WAITS, refuse_of_servers, refuse_options
 from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text, write_line
-from ocr_phases.settings import Settings
+from ocr_phases.settings import Settings, is_address
 from ocr_phases.text import plain
 from ocr_phases.versions import seldom_collected
 
@@ -172,12 +172,10 @@ def load_session(
         return OCRSession.connect(
             arguments.server, reference=settings.model, **server_options(arguments)
         )
-    if "://" in settings.model:
+    if is_address(settings.model):
         return OCRSession.connect(settings.model, **server_options(arguments))
     refuse_of_servers(arguments)
-    refuse_options(
-        arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for"
-    )
+    refuse_options(arguments, WAITS, "Only a --server is waited for")
     return kept_session(**settings.of_model())
 
 

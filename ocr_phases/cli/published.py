@@ -12,6 +12,7 @@ from ocr_phases.cli import measuring
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
+from ocr_phases.settings import is_address
 
 if TYPE_CHECKING:
     from ocr_phases.analyse.published import PageOutcome, Setup
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace, pages: list[Path]) -> OCRSession:
     """The session on the weights; `OcrPhasesError` for a model of no family that is known."""
-    if "://" in arguments.published:
+    if is_address(arguments.published):
         raise OcrPhasesError(
             "--published loads weights here, and a server has its own: verify its tokens with "
             "--server."

@@ -7,14 +7,14 @@ from collections.abc import Collection, Sequence
 
 from ocr_phases.cli.options import BESIDE_PUBLISHED, FAMILY, OF_SERVERS, PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.settings import ModelSettings, setting_names
+from ocr_phases.settings import ModelSettings, is_address, setting_names
 
 #: What a sweep measures or shows; a server under load is asked as it is.
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
 #: What is for a model that this command loads.
 _OF_LOADING = [name for name in setting_names(ModelSettings) if name not in OF_SERVERS]
 #: How long a server is waited for.
-_WAITS = ("first_token_timeout", "answer_timeout")
+WAITS = ("first_token_timeout", "answer_timeout")
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",
@@ -96,10 +96,10 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
             "verify",
             "speculate",
             "show_text",
-            *_WAITS,
+            *WAITS,
         )
         refuse_options(arguments, names, "--dry-run measures nothing")
-        if "://" in arguments.model:
+        if is_address(arguments.model):
             why = "--dry-run reads the config.json of a model, which no server gives"
             refuse_options(arguments, ("model",), why)
     else:
@@ -110,8 +110,8 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
         repeated = _settings_but(arguments, _NOT_REPEATED)
         refuse_options(arguments, repeated, "--from takes these settings from the record")
         why = "--from measures with a model that is loaded here"
-        refuse_options(arguments, ("server", *_WAITS), why)
-        if "://" in arguments.model:
+        refuse_options(arguments, ("server", *WAITS), why)
+        if is_address(arguments.model):
             refuse_options(arguments, ("model",), why)
         refuse_options(arguments, ("show_text",), "--from has the text in its record")
 
@@ -119,7 +119,7 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
 def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
     if arguments.published is not None:
         _refuse_beside_published(arguments)
-    if "://" in arguments.model:
+    if is_address(arguments.model):
         raise OcrPhasesError(
             "--model is the checkpoint that a server's tokens are compared with: name the server "
             "with --server."
@@ -130,7 +130,7 @@ def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
 
 def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     _refuse_beside_server(arguments)
-    if "://" not in arguments.model:
+    if not is_address(arguments.model):
         refuse_of_servers(arguments)
     _refuse_truth_without_text(arguments)
     if not arguments.return_text:
@@ -163,7 +163,7 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
     else:
         names = {"concurrency", "rate", "pages", "requests", "slo"}
         refuse_options(arguments, names, "Only a --server is loaded")
-        refuse_options(arguments, _WAITS, "Only a --server is waited for")
+        refuse_options(arguments, WAITS, "Only a --server is waited for")
         refuse_of_servers(arguments)
     if arguments.records:
         names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
@@ -192,7 +192,7 @@ def _refuse_beside_published(arguments: argparse.Namespace) -> None:
     why = "--published measures its own pages, with settings that make results comparable"
     if arguments.page is not None:
         raise OcrPhasesError(f"{why}: drop {arguments.page}.")
-    names = {"record", "server", "truth", "save", *_WAITS}
+    names = {"record", "server", "truth", "save", *WAITS}
     names |= _settings_but(arguments, BESIDE_PUBLISHED)
     refuse_options(arguments, names, why)
 
@@ -211,16 +211,16 @@ def _refuse_beside_no_image(arguments: argparse.Namespace, pages: Sequence[str])
 def _refuse_beside_server(arguments: argparse.Namespace) -> None:
     if "--server" in arguments.given:  # its address is the setting `model`
         refuse_options(arguments, _OF_LOADING, "--server has its model, on its device")
-        if "://" not in arguments.model:  # the sentence does not repeat it: it may have a key
+        if not is_address(arguments.model):  # the sentence does not repeat it: it may have a key
             raise OcrPhasesError("--server is no address: give http://HOST:PORT/v1, or https.")
-    elif "://" in arguments.model:  # the same in another way
+    elif is_address(arguments.model):  # the same in another way
         names = [name for name in _OF_LOADING if name != "model"]
         refuse_options(arguments, names, "A server has its model, on its device")
 
 
 def _refuse_beside_record(arguments: argparse.Namespace) -> None:
     if arguments.record:
-        names = {"server", "trace", "show_text", *_WAITS} | _settings_but(arguments, (PRICE,))
+        names = {"server", "trace", "show_text", *WAITS} | _settings_but(arguments, (PRICE,))
         refuse_options(arguments, names, "--record shows what was measured")
 
 

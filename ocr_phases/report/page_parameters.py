@@ -23,7 +23,7 @@ from ocr_phases.report.result_files import (
     write_record,
     write_results,
 )
-from ocr_phases.settings import SIZE_SETTINGS, Settings, setting_names
+from ocr_phases.settings import SIZE_SETTINGS, Settings, is_address, setting_names
 from ocr_phases.text import nearest
 
 #: The parameter that takes settings without a line of their own, by their names.
@@ -140,7 +140,7 @@ class PageParameters:
         """Whether the model is a server's address: it has no steps that can be called one by
         one.
         """
-        return "://" in self.settings.model
+        return is_address(self.settings.model)
 
     def save(self, run: RecordType) -> RecordType:
         """Write the record, its text and its pictures into the folder, and say where.

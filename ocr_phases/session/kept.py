@@ -6,7 +6,7 @@ from typing import Any
 
 from ocr_phases.measure.loaded_model import forget_kept_model, kept_model
 from ocr_phases.session.session import OCRSession
-from ocr_phases.settings import ModelSettings
+from ocr_phases.settings import ModelSettings, is_address
 
 _connected: dict[ModelSettings, OCRSession] = {}
 
@@ -19,7 +19,7 @@ def kept_session(**settings: Any) -> OCRSession:
     one is asked for. Raises as `OCRSession.load` does.
     """
     wanted = ModelSettings(**settings)
-    if "://" in wanted.model:
+    if is_address(wanted.model):
         return _connected_session(wanted)
     return OCRSession(kept_model(wanted), wanted)
 

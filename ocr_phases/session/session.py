@@ -36,6 +36,7 @@ from ocr_phases.settings import (
     SamplingSettings,
     Strategy,
     Vision,
+    is_address,
 )
 from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.stages import stage_title
@@ -147,7 +148,7 @@ class OCRSession(Hinted):
         --------
         >>> session = OCRSession.load("tiny", device="cpu")
         """
-        if "://" in str(model):
+        if is_address(model):
             return cls.connect(  # type: ignore[return-value]  # it has the same calls
                 str(model), family=family, engine=engine, extra_body=extra_body
             )

@@ -42,7 +42,7 @@ from ocr_phases.models.load import Checkpoint, load_checkpoint
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.settings import ModelSettings
+from ocr_phases.settings import ModelSettings, is_address
 from ocr_phases.versions import seldom_collected
 
 #: The lists of a `Sweep`.
@@ -431,7 +431,7 @@ def sweep(
     if isinstance(models, str) or not models:
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
 
-    if any("://" in str(model) for model in models):
+    if any(is_address(model) for model in models):
         # The sentence does not repeat the address: it may have a key.
         raise OcrPhasesError(
             "A sweep loads its models, and one of them is the address of a server: measure its "
