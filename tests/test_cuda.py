@@ -4,8 +4,10 @@ memory.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -13,9 +15,10 @@ import torch
 from conftest import GOLDEN, PAGES
 from golden_cases import RECORDINGS
 
-from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases import OcrPhasesError, OCRSession, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.steps import token_step
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import norm_methods
@@ -184,18 +187,89 @@ def test_a_graph_samples_as_eager_does(
     assert run.results == eager.results
 
 
-@pytest.mark.parametrize("case", ["base", "gundam", "batch"])
-@pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
-def test_golden_tokens_by_every_strategy(strategy: str, case: str, golden_cuda: OCRSession) -> None:
-    inputs = on_cuda(RECORDED.inputs(case))
-    rows, length = inputs.input_ids.shape
-    expected = RECORDED.forward[f"{case}.greedy_tokens"]
-    count = expected.shape[1]
-    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(length, count)
+@pytest.fixture(scope="module")
+def recorded_on_cuda(golden_checkpoint: Callable[[Path], Path]) -> Callable[[str], OCRSession]:
+    """A function that gives the model of a recorded family, in float32 on the GPU."""
 
+    @cache
+    def session(family: str) -> OCRSession:
+        folder = golden_checkpoint(RECORDINGS[family].folder)
+        return OCRSession.from_local(folder, device="cuda", dtype="float32")
+
+    return session
+
+
+GOLDEN_CASES = [
+    *(("deepseek-ocr", case) for case in ("base", "gundam", "batch")),
+    ("deepseek-ocr-2", "page768"),
+    *(("unlimited-ocr", case) for case in ("long", "multi", "gundam")),
+]
+
+
+@pytest.mark.parametrize(("family", "case"), GOLDEN_CASES)
+@pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
+def test_golden_tokens_by_every_strategy(
+    strategy: str, family: str, case: str, recorded_on_cuda: Callable[[str], OCRSession]
+) -> None:
+    model = recorded_on_cuda(family).model
+    inputs = on_cuda(RECORDINGS[family].inputs(case))
+    rows, length = inputs.input_ids.shape
+    expected = RECORDINGS[family].forward[f"{case}.greedy_tokens"]
+    count = expected.shape[1]
+    step = StaticStep(model, rows, CAPACITY, strategy).ready_for(length, count)
+
+    assert (step.token_step is not None) == (strategy == "compiled" and rows == 1)
     for every in (1, 8):
-        state = generate(golden_cuda.model, inputs, count, step=step, eos_check_every=every)
+        state = generate(model, inputs, count, step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
+
+
+def test_equal_runs_of_the_steps_own_kernels_give_equal_logits(
+    recorded_on_cuda: Callable[[str], OCRSession],
+) -> None:
+    # Kernels start early, so a wait that is missing would show in some of many runs.
+    model = recorded_on_cuda("deepseek-ocr").model
+    inputs = on_cuda(RECORDED.inputs("base"))
+    step = StaticStep(model, 1, CAPACITY, "compiled").ready_for(inputs.input_ids.shape[1], 64)
+
+    logits = set()
+    for _ in range(50):
+        state = generate(model, inputs, 64, step=step, eos_check_every=64)
+        logits.add(tuple(state.logits[0].tolist()))
+
+    assert len(logits) == 1
+
+
+def test_the_steps_own_kernels_read_many_entries_in_turns(
+    recorded_on_cuda: Callable[[str], OCRSession],
+) -> None:
+    model = recorded_on_cuda("deepseek-ocr").model
+    inputs = on_cuda(RECORDED.inputs("base"))
+    expected = RECORDED.forward["base.greedy_tokens"]
+    count = expected.shape[1]
+
+    with patch.object(token_step, "MOST_PARTS", 2):
+        step = StaticStep(model, 1, CAPACITY, "compiled")
+        step.ready_for(inputs.input_ids.shape[1], count)
+    state = generate(model, inputs, count, step=step, eos_check_every=8)
+
+    assert state.ids == expected.tolist()
+
+
+def test_a_nan_in_the_steps_own_kernels_ends_no_process(
+    recorded_on_cuda: Callable[[str], OCRSession],
+) -> None:
+    # An expert behind the last one would be read at an address of nobody.
+    model = recorded_on_cuda("deepseek-ocr").model
+    inputs = on_cuda(RECORDED.inputs("base"))
+    step = StaticStep(model, 1, CAPACITY, "compiled").ready_for(inputs.input_ids.shape[1], 3)
+    state = prefill(model, inputs, step=step)
+    for layer in step.cache.layers:
+        layer.values.fill_(torch.nan)
+
+    decode(model, state, 3, step=step)
+
+    assert step.sums.isnan().all()
 
 
 def test_compiled_vision_gives_the_same(cuda_session: OCRSession) -> None:

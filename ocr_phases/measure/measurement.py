@@ -84,6 +84,7 @@ from ocr_phases.steps.decode_kernels import decode_attention
 from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
 from ocr_phases.steps.strategies import check_strategy
+from ocr_phases.steps.token_step import TOKEN_KERNELS
 from ocr_phases.text import count_text
 
 _Value = TypeVar("_Value")
@@ -449,7 +450,7 @@ class Measurement:
             if self.step is None:
                 return kernel_view(self._run_spans, self.request, self.device)
             head_shape = None
-            if self.request.strategy == "compiled":
+            if self.request.strategy == "compiled" and self.step.token_step is None:
                 head = self.checkpoint.model.get_output_embeddings()
                 head_shape = tuple(head.weight.shape)
             return kernel_view(
@@ -467,7 +468,7 @@ class Measurement:
         stage_timeline: Timeline | NoTimeline = timeline
         if self.request.strategy == "compiled":
             stage_timeline = NoTimeline(self.device)  # hooks would undo what was compiled
-        run = self.step.uncaptured(state.length)
+        run = self.step.uncaptured(state.length, timeline)
         with (
             torch.no_grad(),
             self.step.execution(),
@@ -607,8 +608,13 @@ class Measurement:
         )
 
     def _model_part(self) -> ModelPart:
+        part = describe_model(self.checkpoint, self.request.strategy, self.request.vision)
+        if self.step is not None and self.step.token_step is not None:
+            part = msgspec.structs.replace(
+                part, decode_attention_kernels=[TOKEN_KERNELS], decode_experts=TOKEN_KERNELS
+            )
         return msgspec.structs.replace(
-            describe_model(self.checkpoint, self.request.strategy, self.request.vision),
+            part,
             strategy_setup=self.strategy_setup,
             vision_setup=self.vision_setup,
             stages=self._stage_parts(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ocr_phases.families import windowed_length
 
 #: Entries that a cache has room for unless a run needs more: DeepSeek-OCR's longest sequence.
-#: Nearly all prompts and limits so share one step, which takes a minute to compile.
+#: Nearly all prompts and limits so share one step, which may take a minute to compile.
 CAPACITY = 8192
 
 

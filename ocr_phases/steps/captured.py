@@ -9,15 +9,17 @@ the step may wait for the host, and the model has no hook when the step is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from ocr_phases.collectors.timeline import Timeline
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
@@ -49,6 +51,7 @@ from ocr_phases.steps.forwards import (
 from ocr_phases.steps.graphs import capture, capture_call, tensors_in, waits_for_device
 from ocr_phases.steps.phases import DecodeState
 from ocr_phases.steps.preparing import announce, compiling, timed_preparation
+from ocr_phases.steps.token_step import TokenState, TokenStep, starts_early, token_kernels_fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,11 +84,13 @@ class StaticStep:
     """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries.
 
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and
-    captures it too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to
-    `decode`: it continues from the state it is called with, also where a caller changed the state's
-    token. The logits it gives are overwritten by the next step. ``setup`` says for the record what
-    it holds and what making it took. Each length that is read is made by `ready_for`, before the
-    run that needs it.
+    captures it too on CUDA, where one row of the three families runs by kernels of its own
+    (`TokenStep`) in place of the compiler's; ``eager`` runs the same step as it is.
+
+    Hand it to `prefill`, then to `decode`: it continues from the state it is called with, also
+    where a caller changed the state's token. The logits it gives are overwritten by the next step.
+    ``setup`` says for the record what it holds and what making it took. Each length that is read is
+    made by `ready_for`, before the run that needs it.
     """
 
     def __init__(
@@ -130,11 +135,16 @@ class StaticStep:
         self._parts: dict[nn.Module, Forward] = {}
         self._open = self._open_column
         self._close = self._close_step
-        if strategy == "compiled":
+        #: The step's own kernels, where they run it.
+        self.token_step: TokenStep | None = None
+        head = model.get_output_embeddings()
+        has_kernels = self._captures and token_kernels_fit(language_model, head, batch)
+        if strategy == "compiled" and has_kernels:
+            self.use_token_kernels()
+        elif strategy == "compiled":
             options = step_options(self.device)
             self._methods = fused_methods(language_model)
             self._parts = compiled_language_model(language_model, options)
-            head = model.get_output_embeddings()
             self._parts[head] = compile_apart(head.forward, options)
             self._open = compile_apart(self._open_column, options)
             self._close = compile_apart(self._close_step, options)
@@ -156,6 +166,28 @@ class StaticStep:
             batch, config.num_key_value_heads, width, self.model.dtype, self.device
         )
         return cache
+
+    def use_token_kernels(self) -> None:
+        """Run the step by kernels of its own, for a model such as `token_kernels_fit` is true for.
+
+        They may start early on NVIDIA GPUs from Hopper on.
+        """
+        state = TokenState(
+            token=self._token,
+            position=self._position,
+            slot=self._slot,
+            window_slots=self._window_slots,
+            mask=self._mask,
+            count=self._count,
+            sums=self.sums,
+        )
+        self.token_step = TokenStep(
+            self.interface.modules(self.model)["language_model"],
+            self.model.get_output_embeddings(),
+            self.cache,
+            state,
+            early=starts_early(self.device),
+        )
 
     # -- running it -------------------------------------------------------------------------------
 
@@ -248,8 +280,8 @@ class StaticStep:
         self._length = None
         self._slot.zero_()  # trial runs move on by a few slots, far fewer than there are
         with device_of(self.device).made_current(), self.execution():
-            if runs and self.strategy == "compiled" and not self._runs:
-                self._compile_with(next(iter(runs.values())))
+            if self._has_to_compile(runs):
+                self._compile_with(list(runs.values()))
             if runs and self._captures:
                 with timed_preparation(self.device) as preparation:
                     runs = {read: capture(run) for read, run in runs.items()}
@@ -269,6 +301,8 @@ class StaticStep:
 
     def _step_over(self, read: int) -> Run:
         """The step over so many entries, which the compiler takes for a size that varies."""
+        if self.token_step is not None:
+            return partial(self.token_step, read)
         extent = torch.empty(read, 0, device=self.device)
         torch._dynamo.mark_dynamic(extent, 0)
 
@@ -278,25 +312,38 @@ class StaticStep:
 
         return run
 
-    def _compile_with(self, run: Run) -> None:
-        """Let the compiler make the step for all lengths, which the first call of it does."""
+    def _has_to_compile(self, runs: dict[int, Run]) -> bool:
+        """Whether something is compiled for these lengths: the compiler's step is, for all lengths
+        at once, and of the step's own kernels those that a length needs besides.
+        """
+        if self.strategy != "compiled" or not runs:
+            return False
+        return not self._runs or self.token_step is not None
+
+    def _compile_with(self, runs: Sequence[Run]) -> None:
+        """Let the compiler make the step for these lengths, which the first call of each does."""
         made_from = f"{self._mask.shape} {self.model.config}"
         with (
             tuned_kernels(self.device),
             compiling("the decode step", self.device, made_from) as preparation,
         ):
-            run()
-        self.setup.compile_ms = preparation.ms
+            for run in runs:
+                run()
+        self.setup.compile_ms = (self.setup.compile_ms or 0.0) + preparation.ms
 
-    def uncaptured(self, prompt_len: int) -> Run:
+    def uncaptured(self, prompt_len: int, timeline: Timeline | None = None) -> Run:
         """The step as it was before it was captured: a call starts it kernel by kernel.
 
         It goes on from a prompt of this length in the cache. This is for a profiler, which cannot
-        see for whom a graph's kernels work. The state that the step was in is lost.
+        see for whom a graph's kernels work. The step's own kernels belong to no module, so their
+        stages become spans of the ``timeline``. The state that the step was in is lost.
         """
         self._slot.fill_(prompt_len)
         self._length = None
-        return self._step_over(self._reads_of(prompt_len, 1)[0])
+        read = self._reads_of(prompt_len, 1)[0]
+        if self.token_step is not None:
+            return partial(self.token_step, read, timeline)
+        return self._step_over(read)
 
     def _step(self) -> Tensor:
         """The work of one step: what is captured, and of which every part is compiled."""

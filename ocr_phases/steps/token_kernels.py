@@ -1,0 +1,687 @@
+"""The kernels of one token's decode step, for a GPU: what `TokenStep` starts one after the other.
+
+A step for one row multiplies matrices with a vector. Each weight is read once, so a step can take
+no less than reading the weights of one token takes, and what is lost is lost between kernels: each
+waits for the one before it, then about a microsecond for its first bytes. So there are few kernels,
+six for each layer, and each of them lets the next one start (`let_next_start`), then reads what it
+can before it waits (`wait_for_others`).
+
+What may be read before the wait is what no kernel of the same step writes: weights, the slot, and
+the entries of the KV cache but the newest. More is not safe. The kernel before may have started
+early as well, and then so may the one before that.
+
+No kernel reads an address that it writes, unless all of its warps have passed a barrier in between:
+warps are not in step, so a late one would read what an early one has written.
+
+Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program has warps: each warp
+has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
+values from one warp to another: both have barriers, and what is read behind a barrier in the source
+is read once all warps are there. So a kernel reads everything first, and each warp reads a whole
+vector for itself: a vector is chunks of equal rows.
+
+Sums are float32. They are rounded where the class rounds them, but for two that it rounds in
+between as well: the turned queries and keys, and the sum over the experts.
+
+Names in capitals are known when a kernel is compiled. Triton has ranges and tiles of powers of two
+only: ``X_BLOCK`` is the next one from ``X`` on, and what is behind ``X`` is masked.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Less than any score, and finite: the difference of two of them is 0.
+LOWEST = tl.constexpr(-1e30)
+#: The least int32, less than what is compared, and the largest: the place of what is nowhere.
+LEAST = tl.constexpr(-(2**31))
+NOWHERE = tl.constexpr(2**31 - 1)
+
+
+# -- what the kernels are made of ------------------------------------------------------------------
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    """Let the kernel behind this one start, once all programs of this one are here.
+
+    It stands first in a kernel: the compiler would put the use of what was read before it in front
+    of it, and the next kernel would wait for that, too.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_others(EARLY: tl.constexpr):
+    """Wait until the kernel before has ended and all it wrote can be read.
+
+    Without ``EARLY`` a kernel starts once the one before has ended, so there is nothing to do.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def load_columns(pointer, start: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """The chunk of rows of this ``WIDTH`` that begins with the column ``start``.
+
+    Behind the last column it is filled with 0. ``pointer`` is to the first column of each row.
+    """
+    columns = start + tl.arange(0, CHUNK)[None, :]
+    if start + CHUNK <= WIDTH:
+        return tl.load(pointer + columns)
+    return tl.load(pointer + columns, mask=columns < WIDTH, other=0.0)
+
+
+@triton.jit
+def load_rows(weight, rows, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """Rows of a matrix [..., WIDTH] as a tuple of chunks [R, CHUNK]; ``rows`` are int [R, 1]."""
+    chunks = ()
+    for start in tl.static_range(0, WIDTH, CHUNK):
+        chunks = chunks + (load_columns(weight + rows * WIDTH, start, WIDTH, CHUNK),)
+    return chunks
+
+
+@triton.jit
+def load_vector(vector, ROWS: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """A vector [WIDTH] as a tuple of chunks [R, CHUNK], with the same in each row."""
+    return load_rows(vector, tl.zeros([ROWS, 1], tl.int32), WIDTH, CHUNK)
+
+
+@triton.jit
+def products(rows, vector):
+    """The products of each weight with its number of a vector, added up over the chunks, float32
+    [R, CHUNK].
+
+    What is missing to the product of matrix and vector is the sum over the columns.
+    """
+    total = rows[0].to(tl.float32) * vector[0].to(tl.float32)
+    for number in tl.static_range(1, len(rows)):
+        total += rows[number].to(tl.float32) * vector[number].to(tl.float32)
+    return total
+
+
+@triton.jit
+def row_sums(values):
+    """The sum of each row of [R, CHUNK], [R, 1]."""
+    return tl.sum(values, axis=1, keep_dims=True)
+
+
+@triton.jit
+def store_one(pointer, number):
+    """Store a [1, 1], which Triton stores at a [1, 1] of pointers only."""
+    tl.store(pointer + tl.zeros([1, 1], tl.int32), number)
+
+
+@triton.jit
+def norm(chunks, weight, eps, WIDTH: tl.constexpr):
+    """The RMS norm of a vector [WIDTH] with this weight, all three as tuples of chunks [R, CHUNK].
+
+    It is rounded as the class does, before the product with the weight and after it.
+    """
+    scale = tl.rsqrt(row_sums(products(chunks, chunks)) / WIDTH + eps)
+    normed = ()
+    for number in tl.static_range(len(chunks)):
+        chunk = (chunks[number].to(tl.float32) * scale).to(weight[number].dtype)
+        normed = normed + (chunk * weight[number],)
+    return normed
+
+
+@triton.jit
+def gated(gates, ups, vector, dtype: tl.constexpr):
+    """The product of SiLU of the gate's rows with the other rows, [R, 1]."""
+    gate = row_sums(products(gates, vector)).to(dtype).to(tl.float32)
+    up = row_sums(products(ups, vector)).to(dtype)
+    return (gate * tl.sigmoid(gate)).to(dtype) * up
+
+
+# -- the kernels, in the order in which a step runs them -------------------------------------------
+
+
+@triton.jit
+def open_step(
+    token,
+    position,
+    slot,
+    embeddings,
+    frequencies,
+    mask,
+    hidden,
+    cosines,
+    sines,
+    WIDTH: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Begin with the token's embedding, let the step see its own entry, and compute the angles of
+    its position.
+
+    ``position`` is the newest entry's, and this step's is the next one. ``HALF`` is half a head's
+    width: as many angles has a position, and the class rounds their cosines and sines.
+    """
+    row = tl.load(token) * WIDTH
+    own = tl.load(slot)
+    new_position = tl.load(position) + 1
+    pairs = tl.arange(0, HALF)
+    angles = new_position.to(tl.float32) * tl.load(frequencies + pairs)
+    columns = tl.arange(0, WIDTH_BLOCK)
+    inside = columns < WIDTH
+    embedding = tl.load(embeddings + row + columns, mask=inside)
+
+    tl.store(hidden + columns, embedding, mask=inside)
+    tl.store(mask + own, 0.0)
+    tl.store(cosines + pairs, tl.cos(angles).to(cosines.dtype.element_ty))
+    tl.store(sines + pairs, tl.sin(angles).to(sines.dtype.element_ty))
+
+
+@triton.jit
+def project(
+    hidden,
+    norm_weight,
+    query_weight,
+    key_weight,
+    value_weight,
+    cosines,
+    sines,
+    slot,
+    query,
+    keys,
+    values,
+    eps,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then a token's query, key and value, turned by the angles of its position.
+
+    The query is stored, key and value become the newest entry of the cache, [heads, SLOTS, size]. A
+    program makes ``ROWS`` rows of a head's first half and those of the second half that turn with
+    them. The grid is (heads, parts of a half, 3).
+    """
+    let_next_start(EARLY)
+    head = tl.program_id(0)
+    pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    kind = tl.program_id(2)
+    weight = query_weight
+    if kind == 1:
+        weight = key_weight
+    if kind == 2:
+        weight = value_weight
+    rows = head * (2 * HALF) + pairs
+    first_rows = load_rows(weight, rows, WIDTH, CHUNK)
+    second_rows = load_rows(weight, rows + HALF, WIDTH, CHUNK)
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    own = tl.load(slot)
+    wait_for_others(EARLY)
+
+    dtype: tl.constexpr = query.dtype.element_ty
+    hidden_chunks = load_vector(hidden, ROWS, WIDTH, CHUNK)
+    cosine = tl.load(cosines + pairs).to(tl.float32)
+    sine = tl.load(sines + pairs).to(tl.float32)
+    normed = norm(hidden_chunks, norm_chunks, eps, WIDTH)
+    first = row_sums(products(first_rows, normed)).to(dtype)
+    second = row_sums(products(second_rows, normed)).to(dtype)
+    entry = (head * SLOTS + own) * (2 * HALF)
+    if kind == 2:
+        tl.store(values + entry + pairs, first)
+        tl.store(values + entry + HALF + pairs, second)
+    else:
+        turned_first = (first * cosine - second * sine).to(dtype)
+        turned_second = (second * cosine + first * sine).to(dtype)
+        place = query + rows
+        if kind == 1:
+            place = keys + entry + pairs
+        tl.store(place, turned_first)
+        tl.store(place + HALF, turned_second)
+
+
+@triton.jit
+def load_entries(cache, entries, read, SIZE: tl.constexpr):
+    """Entries of one head of the cache, [B, SIZE]; ``entries`` are int [B]."""
+    columns = tl.arange(0, SIZE)[None, :]
+    return tl.load(cache + entries[:, None] * SIZE + columns, mask=(entries < read)[:, None])
+
+
+@triton.jit
+def with_block(
+    highest, total, result, asked, block_keys, block_values, seen, is_own, own_key, own_value
+):
+    """A softmax for each row of the blocks so far, with one block more: the highest score, the sum
+    of the weights, and the sum of the values with their weights.
+
+    ``seen`` is added to the scores; the row that ``is_own`` has the newest entry.
+    """
+    is_own = is_own[:, None]
+    block_keys = tl.where(is_own, own_key, block_keys).to(tl.float32)
+    block_values = tl.where(is_own, own_value, block_values).to(tl.float32)
+    added = tl.where(is_own, 0.0, seen.to(tl.float32)[:, None])
+    is_seen = added > LOWEST
+    scores = tl.where(is_seen, row_sums(block_keys * asked) + added, LOWEST)
+    higher = tl.maximum(highest, scores)
+    before = tl.exp(highest - higher)
+    weights = tl.where(is_seen, tl.exp(scores - higher), 0.0)
+    total = total * before + weights
+    result = result * before + weights * tl.where(is_seen, block_values, 0.0)
+    return higher, total, result
+
+
+@triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    mask,
+    slot,
+    means,
+    log_totals,
+    read,
+    scaling,
+    SLOTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One head's attention to a part of the first ``read`` entries: ``BLOCKS`` of ``BLOCK``.
+
+    Kept are the mean of the values with their weights, since the sum of many can be more than
+    float16 holds, and the logarithm of the sum of the weights. `add_attention` puts the parts
+    together. The grid is (heads, parts).
+
+    The first block is read before the wait. The newest entry is not yet there then, nor is it seen
+    by the mask, so it is read again.
+    """
+    let_next_start(EARLY)
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    first = head.to(tl.int64) * (SLOTS * SIZE)
+    keys += first
+    values += first
+    columns = tl.arange(0, SIZE)[None, :]
+    own = tl.load(slot)
+    entries = part * (BLOCK * BLOCKS) + tl.arange(0, BLOCK)
+    block_keys = load_entries(keys, entries, read, SIZE)
+    block_values = load_entries(values, entries, read, SIZE)
+    seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+    wait_for_others(EARLY)
+
+    asked = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
+    # Not from the multiprocessor's own cache: an older copy may be there, read before the wait.
+    own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg")
+    own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg")
+    # One softmax for each row of the blocks, so that warps add up only once, at the end.
+    highest = tl.full([BLOCK, 1], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK, 1], tl.float32)
+    result = tl.zeros([BLOCK, SIZE], tl.float32)
+    highest, total, result = with_block(
+        highest,
+        total,
+        result,
+        asked,
+        block_keys,
+        block_values,
+        seen,
+        entries == own,
+        own_key,
+        own_value,
+    )
+    for _ in range(1, BLOCKS):
+        entries += BLOCK
+        block_keys = load_entries(keys, entries, read, SIZE)
+        block_values = load_entries(values, entries, read, SIZE)
+        seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+        highest, total, result = with_block(
+            highest,
+            total,
+            result,
+            asked,
+            block_keys,
+            block_values,
+            seen,
+            entries == own,
+            own_key,
+            own_value,
+        )
+
+    top = tl.max(highest, axis=0, keep_dims=True)
+    share = tl.exp(highest - top)
+    part_total = tl.sum(total * share, axis=0, keep_dims=True)
+    # The entry with the largest score weighs 1, so only a part that sees nothing has less.
+    mean = tl.sum(result * share, axis=0, keep_dims=True) / tl.maximum(part_total, 1.0)
+    place = head * tl.num_programs(1) + part
+    tl.store(means + place * SIZE + columns, mean.to(means.dtype.element_ty))
+    store_one(log_totals + place, top + tl.log(tl.maximum(part_total, 1.0)))
+
+
+@triton.jit
+def attention_of_parts(means, log_totals, heads, is_head, SIZE: tl.constexpr, PARTS: tl.constexpr):
+    """The attention of some heads, float32 [heads, SIZE], of the parts that `attend` kept.
+
+    ``heads`` are int [heads, 1]. A thread has some columns of a head, and of all of its parts: so
+    none of the sums needs another thread.
+    """
+    columns = tl.arange(0, SIZE)[None, :]
+    part_means = ()
+    logs = ()
+    for part in tl.static_range(PARTS):
+        places = heads * PARTS + part
+        mean = tl.load(means + places * SIZE + columns, mask=is_head, other=0.0)
+        part_means = part_means + (mean,)
+        logs = logs + (tl.load(log_totals + places, mask=is_head, other=0.0),)
+    top = logs[0]
+    for part in tl.static_range(1, PARTS):
+        top = tl.maximum(top, logs[part])
+    total = tl.exp(logs[0] - top)
+    attention = total * part_means[0].to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        weight = tl.exp(logs[part] - top)
+        total += weight
+        attention += weight * part_means[part].to(tl.float32)
+    return attention / total
+
+
+@triton.jit
+def add_attention(
+    hidden,
+    means,
+    log_totals,
+    weight,
+    attended,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """``attended`` = ``hidden`` + the attention's product with its last matrix, for ``ROWS`` rows.
+
+    Every program puts the parts of all heads together for itself. Here each warp has some of the
+    heads, in all of the rows.
+    """
+    let_next_start(EARLY)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    heads = tl.arange(0, HEADS_BLOCK)[:, None]
+    is_head = heads < HEADS
+    columns = heads * SIZE + tl.arange(0, SIZE)[None, :]
+    places = rows[:, None, None] * (HEADS * SIZE) + columns[None, :, :]
+    weights = tl.load(weight + places, mask=is_head[None, :, :], other=0.0)
+    wait_for_others(EARLY)
+
+    dtype: tl.constexpr = attended.dtype.element_ty
+    before = tl.load(hidden + rows)
+    attention = attention_of_parts(means, log_totals, heads, is_head, SIZE, PARTS)
+    rounded = attention.to(dtype).to(tl.float32)
+    of_columns = weights.to(tl.float32) * rounded[None, :, :]
+    added = tl.sum(tl.sum(of_columns, axis=2), axis=1)
+    tl.store(attended + rows, before + added.to(dtype))
+
+
+@triton.jit
+def gate(
+    attended,
+    norm_weight,
+    gate_weight,
+    up_weight,
+    router_weight,
+    gated_values,
+    router_logits,
+    eps,
+    GATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then the first half of what is added to each token: the dense MLP's, or the shared
+    experts'.
+
+    The programs behind the first ``GATED`` rows compute the router's logits; a dense layer has none
+    of them.
+    """
+    let_next_start(EARLY)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    if tl.program_id(0) * ROWS < GATED:
+        gates = load_rows(gate_weight, rows, WIDTH, CHUNK)
+        ups = load_rows(up_weight, rows, WIDTH, CHUNK)
+        wait_for_others(EARLY)
+        normed = norm(load_vector(attended, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+        tl.store(gated_values + rows, gated(gates, ups, normed, gated_values.dtype.element_ty))
+    else:
+        experts = rows - GATED
+        chunks = load_rows(router_weight, experts, WIDTH, CHUNK)
+        wait_for_others(EARLY)
+        normed = norm(load_vector(attended, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+        tl.store(router_logits + experts, row_sums(products(chunks, normed)))
+
+
+@triton.jit
+def first_largest(numbers, columns):
+    """The first of the ``columns`` with the largest number of each row, [R, 1]."""
+    is_largest = numbers == tl.max(numbers, axis=1, keep_dims=True)
+    return tl.min(tl.where(is_largest, columns, NOWHERE), axis=1, keep_dims=True)
+
+
+@triton.jit
+def expert_of_rank(
+    router_logits,
+    rank,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+):
+    """The expert of this rank, from 0, the same in each row of [ROWS, 1], and its probability. Of
+    equal ones the first is before.
+
+    Logits are compared as whole numbers that are in the same order. These put a NaN somewhere too,
+    so an expert is always one of those that there are, and a warp finds the largest of them by one
+    instruction.
+    """
+    columns = tl.arange(0, EXPERTS_BLOCK)[None, :] + tl.zeros([ROWS, 1], tl.int32)
+    inside = columns < EXPERTS
+    logits = tl.load(router_logits + columns, mask=inside, other=float("-inf"))
+    bits = logits.to(tl.int32, bitcast=True)
+    left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    left = tl.where(inside, left, LEAST)
+    while rank > 0:  # Triton's interpreter has no range up to a number of the device
+        left = tl.where(columns == first_largest(left, columns), LEAST, left)
+        rank -= 1
+    expert = first_largest(left, columns)
+    powers = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
+    own_power = tl.where(columns == expert, powers, 0.0)
+    return expert, row_sums(own_power) / row_sums(powers)
+
+
+@triton.jit
+def gate_experts(
+    attended,
+    norm_weight,
+    router_logits,
+    weight,
+    gated_values,
+    chosen,
+    chosen_weights,
+    eps,
+    scaling,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The first half of each chosen expert, whose number and weight are kept for the second.
+
+    ``weight`` [EXPERTS, 2 GATED, WIDTH] has an expert's gate, then its other rows. Which expert it
+    is nobody knows before the wait. The grid is (parts of an expert, chosen experts).
+    """
+    let_next_start(EARLY)
+    rank = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    wait_for_others(EARLY)
+
+    # All of them at once: the next loads have to wait for the ranking.
+    attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
+    expert, probability = expert_of_rank(router_logits, rank, ROWS, EXPERTS, EXPERTS_BLOCK)
+    own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
+    gates = load_rows(own_weight, rows, WIDTH, CHUNK)
+    ups = load_rows(own_weight + GATED * WIDTH, rows, WIDTH, CHUNK)
+    normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
+    result = gated(gates, ups, normed, gated_values.dtype.element_ty)
+    tl.store(gated_values + rank * GATED + rows, result)
+    # They are the same in each row of each program, so the expert's first row stores them.
+    is_first = rows == 0
+    places = rank + tl.zeros([ROWS, 1], tl.int32)
+    tl.store(chosen + places, expert, mask=is_first)
+    tl.store(chosen_weights + places, probability * scaling, mask=is_first)
+
+
+@triton.jit
+def add_experts(
+    attended,
+    gated_values,
+    weight,
+    expert_values,
+    expert_weight,
+    chosen,
+    chosen_weights,
+    hidden,
+    GATED: tl.constexpr,
+    EXPERT_GATED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """``hidden`` = ``attended`` + the second half of the chosen and the shared experts.
+
+    A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
+    """
+    let_next_start(EARLY)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    chunks = load_rows(weight, rows, GATED, CHUNK)
+    wait_for_others(EARLY)
+
+    dtype: tl.constexpr = hidden.dtype.element_ty
+    before = tl.load(attended + rows)
+    shared_values = load_vector(gated_values, ROWS, GATED, CHUNK)
+    of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        first = tl.load(chosen + number).to(tl.int64) * (WIDTH * EXPERT_GATED)
+        expert_chunks = load_rows(expert_weight + first, rows, EXPERT_GATED, CHUNK)
+        values = load_vector(expert_values + number * EXPERT_GATED, ROWS, EXPERT_GATED, CHUNK)
+        of_experts += products(expert_chunks, values) * tl.load(chosen_weights + number)
+    of_shared = row_sums(products(chunks, shared_values))
+    added = row_sums(of_experts).to(dtype) + of_shared.to(dtype)
+    tl.store(hidden + rows, before + added)
+
+
+@triton.jit
+def with_part(logit, word, total, other_logit, other_word, other_total):
+    """Two parts of the words as one: the first of the best words with its logit before it, and the
+    sum of the logits.
+    """
+    is_other = (other_logit > logit) | ((other_logit == logit) & (other_word < word))
+    best_logit = tl.where(is_other, other_logit, logit)
+    best_word = tl.where(is_other, other_word, word)
+    return best_logit, best_word, total + other_total
+
+
+@triton.jit
+def score_words(
+    hidden,
+    norm_weight,
+    weight,
+    logits,
+    best_logits,
+    best_words,
+    part_sums,
+    eps,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Norm, then the logits of a part of the words: of ``TURNS`` times ``ROWS``.
+
+    Kept of each part are the first of its best words with its logit, and the sum of its logits.
+    """
+    let_next_start(EARLY)
+    part = tl.program_id(0)
+    words = part * (TURNS * ROWS) + tl.arange(0, ROWS)[:, None]
+    turns = ()
+    for turn in tl.static_range(TURNS):
+        turns = turns + (load_rows(weight, words + turn * ROWS, WIDTH, CHUNK),)
+    norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
+    wait_for_others(EARLY)
+
+    normed = norm(load_vector(hidden, ROWS, WIDTH, CHUNK), norm_chunks, eps, WIDTH)
+    best = tl.full([ROWS, 1], float("-inf"), tl.float32)
+    best_word = words
+    total = tl.zeros([ROWS, 1], tl.float32)
+    for turn in tl.static_range(TURNS):
+        scores = row_sums(products(turns[turn], normed)).to(logits.dtype.element_ty)
+        tl.store(logits + words + turn * ROWS, scores)
+        scores = scores.to(tl.float32)
+        # A NaN is not better, so the best word is always one of those that there are.
+        is_better = scores > best
+        best_word = tl.where(is_better, words + turn * ROWS, best_word)
+        best = tl.where(is_better, scores, best)
+        total += scores
+    best, best_word, total = tl.reduce((best, best_word, total), 0, with_part, keep_dims=True)
+    store_one(best_logits + part, best)
+    store_one(best_words + part, best_word)
+    store_one(part_sums + part, total)
+
+
+@triton.jit
+def close_step(
+    best_logits,
+    best_words,
+    part_sums,
+    window_slots,
+    token,
+    position,
+    slot,
+    count,
+    sums,
+    PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Take the first of the best words as the next token, and move on to the next entry.
+
+    One program, which puts together the ``PARTS`` that `score_words` kept. Where a window is full
+    it goes back to its first slot.
+    """
+    wait_for_others(EARLY)
+    parts = tl.arange(0, PARTS_BLOCK)
+    inside = parts < PARTS
+    scores = tl.load(best_logits + parts, mask=inside, other=float("-inf"))
+    words = tl.load(best_words + parts, mask=inside, other=NOWHERE)
+    added = tl.load(part_sums + parts, mask=inside, other=0.0)
+    before = tl.load(sums)
+    next_position = tl.load(position) + 1
+    next_count = tl.load(count) + 1
+    next_slot = tl.load(slot) + 1
+    if WINDOWED:
+        is_full = next_slot == tl.load(window_slots + 1)
+        next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
+    _, word, total = tl.reduce((scores, words, added), 0, with_part)
+    # All of its warps have read what is written now.
+    tl.debug_barrier()
+    tl.store(token, word.to(tl.int64))
+    tl.store(sums, before + total)
+    tl.store(position, next_position)
+    tl.store(count, next_count)
+    tl.store(slot, next_slot)
