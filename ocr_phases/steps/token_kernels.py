@@ -468,22 +468,33 @@ def first_largest(numbers, columns):
 
 
 @triton.jit
-def load_router(router_logits, ROWS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
-    """What ranks the experts, the same in each row: their numbers, their places in the order as
-    whole numbers, and their probabilities, all [ROWS, BLOCK].
+def expert_of_rank(
+    router_logits,
+    rank,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+):
+    """The expert of this rank, from 0, the same in each row of [ROWS, 1], and its probability. Of
+    equal ones the first is before.
 
     Logits are compared as whole numbers that are in the same order. These put a NaN somewhere too,
     so an expert is always one of those that there are, and a warp finds the largest of them by one
     instruction.
     """
-    experts = tl.arange(0, BLOCK)[None, :] + tl.zeros([ROWS, 1], tl.int32)
-    inside = experts < EXPERTS
-    logits = tl.load(router_logits + experts, mask=inside, other=float("-inf"))
+    columns = tl.arange(0, EXPERTS_BLOCK)[None, :] + tl.zeros([ROWS, 1], tl.int32)
+    inside = columns < EXPERTS
+    logits = tl.load(router_logits + columns, mask=inside, other=float("-inf"))
     bits = logits.to(tl.int32, bitcast=True)
-    places = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    places = tl.where(inside, places, LEAST)
+    left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    left = tl.where(inside, left, LEAST)
+    while rank > 0:  # Triton's interpreter has no range up to a number of the device
+        left = tl.where(columns == first_largest(left, columns), LEAST, left)
+        rank -= 1
+    expert = first_largest(left, columns)
     powers = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
-    return experts, places, powers / row_sums(powers)
+    own_power = tl.where(columns == expert, powers, 0.0)
+    return expert, row_sums(own_power) / row_sums(powers)
 
 
 @triton.jit
@@ -493,7 +504,10 @@ def gate_experts(
     router_logits,
     weight,
     gated_values,
+    chosen,
+    chosen_weights,
     eps,
+    scaling,
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
@@ -502,33 +516,31 @@ def gate_experts(
     ROWS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The first half of each chosen expert.
+    """The first half of each chosen expert, whose number and weight are kept for the second.
 
     ``weight`` [EXPERTS, 2 GATED, WIDTH] has an expert's gate, then its other rows. Which expert it
     is nobody knows before the wait. The grid is (parts of an expert, chosen experts).
-
-    It lets the next kernel start only behind its own wait, so that `add_experts` finds the router's
-    logits before it waits itself.
     """
+    let_next_start(EARLY)
     rank = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
     wait_for_others(EARLY)
-    let_next_start(EARLY)
 
     # All of them at once: the next loads have to wait for the ranking.
     attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
-    experts, places, _ = load_router(router_logits, ROWS, EXPERTS, EXPERTS_BLOCK)
-    while rank > 0:  # Triton's interpreter has no range up to a number of the device
-        places = tl.where(experts == first_largest(places, experts), LEAST, places)
-        rank -= 1
-    expert = first_largest(places, experts)
+    expert, probability = expert_of_rank(router_logits, rank, ROWS, EXPERTS, EXPERTS_BLOCK)
     own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
     gates = load_rows(own_weight, rows, WIDTH, CHUNK)
     ups = load_rows(own_weight + GATED * WIDTH, rows, WIDTH, CHUNK)
     normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
     result = gated(gates, ups, normed, gated_values.dtype.element_ty)
-    tl.store(gated_values + tl.program_id(1) * GATED + rows, result)
+    tl.store(gated_values + rank * GATED + rows, result)
+    # They are the same in each row of each program, so the expert's first row stores them.
+    is_first = rows == 0
+    places = rank + tl.zeros([ROWS, 1], tl.int32)
+    tl.store(chosen + places, expert, mask=is_first)
+    tl.store(chosen_weights + places, probability * scaling, mask=is_first)
 
 
 @triton.jit
@@ -538,12 +550,10 @@ def add_experts(
     weight,
     expert_values,
     expert_weight,
-    router_logits,
+    chosen,
+    chosen_weights,
     hidden,
-    scaling,
     GATED: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    EXPERTS_BLOCK: tl.constexpr,
     EXPERT_GATED: tl.constexpr,
     CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -554,25 +564,10 @@ def add_experts(
     """``hidden`` = ``attended`` + the second half of the chosen and the shared experts.
 
     A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
-
-    The router's logits are read before the wait, and with them the weights of the chosen experts:
-    `gate_experts` let this kernel start only when the one that wrote them had ended.
     """
     let_next_start(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     chunks = load_rows(weight, rows, GATED, CHUNK)
-    chosen_chunks = ()
-    chosen_weights = ()
-    if CHOSEN:
-        experts, places, probabilities = load_router(router_logits, ROWS, EXPERTS, EXPERTS_BLOCK)
-        for _ in tl.static_range(CHOSEN):
-            expert = first_largest(places, experts)
-            is_expert = experts == expert
-            places = tl.where(is_expert, LEAST, places)
-            own_weight = expert_weight + expert.to(tl.int64) * (WIDTH * EXPERT_GATED)
-            chosen_chunks = chosen_chunks + (load_rows(own_weight, rows, EXPERT_GATED, CHUNK),)
-            probability = row_sums(tl.where(is_expert, probabilities, 0.0))
-            chosen_weights = chosen_weights + (probability * scaling,)
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = hidden.dtype.element_ty
@@ -580,8 +575,10 @@ def add_experts(
     shared_values = load_vector(gated_values, ROWS, GATED, CHUNK)
     of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
     for number in tl.static_range(CHOSEN):
+        first = tl.load(chosen + number).to(tl.int64) * (WIDTH * EXPERT_GATED)
+        expert_chunks = load_rows(expert_weight + first, rows, EXPERT_GATED, CHUNK)
         values = load_vector(expert_values + number * EXPERT_GATED, ROWS, EXPERT_GATED, CHUNK)
-        of_experts += products(chosen_chunks[number], values) * chosen_weights[number]
+        of_experts += products(expert_chunks, values) * tl.load(chosen_weights + number)
     of_shared = row_sums(products(chunks, shared_values))
     added = row_sums(of_experts).to(dtype) + of_shared.to(dtype)
     tl.store(hidden + rows, before + added)

@@ -11,9 +11,10 @@ project        hidden, cosines, sines                           query, newest en
 attend         query, cache, mask                               means, log_totals
 add_attention  hidden, means, log_totals                        attended
 gate           attended                                         gated_values, router_logits
-gate_experts   attended, router_logits                          expert_values
-add_experts    attended, gated_values, router_logits,           hidden
-               expert_values
+gate_experts   attended, router_logits                          expert_values, chosen,
+                                                                chosen_weights
+add_experts    attended, gated_values, expert_values, chosen,   hidden
+               chosen_weights
 score_words    hidden                                           logits, best_logits, best_words,
                                                                 part_sums
 close_step     best_logits, best_words, part_sums, position,    token, position, slot, count, sums
@@ -269,6 +270,8 @@ class TokenStep:
                 widest = max(widest, mlp.gate_proj.weight.shape[0])
         self._gated_values = buffer(widest)
         self._router_logits = buffer(most_experts, dtype=torch.float32)
+        self._chosen = buffer(most_chosen, dtype=torch.int32)
+        self._chosen_weights = buffer(most_chosen, dtype=torch.float32)
         self._expert_values = buffer(most_chosen, widest_expert)
         #: Of the newest step, [1, vocab].
         self.logits = buffer(1, self._words)
@@ -433,12 +436,10 @@ class TokenStep:
             weight=dense_mlp.down_proj.weight,
             expert_values=self._expert_values,
             expert_weight=mlp.experts.down_proj if is_sparse else dense_mlp.down_proj.weight,
-            router_logits=self._router_logits,
+            chosen=self._chosen,
+            chosen_weights=self._chosen_weights,
             hidden=self._hidden,
-            scaling=mlp.gate.routed_scaling_factor if is_sparse else 1.0,
             GATED=gated_rows,
-            EXPERTS=experts,
-            EXPERTS_BLOCK=power_of_two(1, experts),
             EXPERT_GATED=expert_rows,
             CHOSEN=chosen,
             WIDTH=self._width,
@@ -457,7 +458,10 @@ class TokenStep:
             router_logits=self._router_logits,
             weight=layer.mlp.experts.gate_up_proj,
             gated_values=self._expert_values,
+            chosen=self._chosen,
+            chosen_weights=self._chosen_weights,
             eps=self._eps,
+            scaling=layer.mlp.gate.routed_scaling_factor,
             EXPERTS=experts,
             EXPERTS_BLOCK=power_of_two(1, experts),
             GATED=expert_rows,
