@@ -204,7 +204,8 @@ def project(
     """
     let_next_start(EARLY)
     head = tl.program_id(0)
-    pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    own_pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    pairs = own_pairs[:, None]
     kind = tl.program_id(2)
     weight = query_weight
     if kind == 1:
@@ -220,8 +221,8 @@ def project(
 
     dtype: tl.constexpr = query.dtype.element_ty
     hidden_chunks = load_vector(hidden, ROWS, WIDTH, CHUNK)
-    cosine = tl.load(cosines + pairs).to(tl.float32)
-    sine = tl.load(sines + pairs).to(tl.float32)
+    cosine = tl.load(cosines + own_pairs)[:, None].to(tl.float32)
+    sine = tl.load(sines + own_pairs)[:, None].to(tl.float32)
     normed = norm(hidden_chunks, norm_chunks, eps, WIDTH)
     first = row_sums(products(first_rows, normed)).to(dtype)
     second = row_sums(products(second_rows, normed)).to(dtype)
@@ -247,26 +248,14 @@ def load_entries(cache, entries, read, SIZE: tl.constexpr):
 
 
 @triton.jit
-def with_block(
-    highest, total, result, asked, block_keys, block_values, seen, is_own, own_key, own_value
-):
-    """A softmax for each row of the blocks so far, with one block more: the highest score, the sum
-    of the weights, and the sum of the values with their weights.
-
-    ``seen`` is added to the scores; the row that ``is_own`` has the newest entry.
+def scores_of(block_keys, asked, seen, is_own):
+    """The scores of a block's entries, [B, 1], and which of them count: what is added to a score
+    is ``seen``, and the newest entry does not count here.
     """
-    is_own = is_own[:, None]
-    block_keys = tl.where(is_own, own_key, block_keys).to(tl.float32)
-    block_values = tl.where(is_own, own_value, block_values).to(tl.float32)
-    added = tl.where(is_own, 0.0, seen.to(tl.float32)[:, None])
-    is_seen = added > LOWEST
-    scores = tl.where(is_seen, row_sums(block_keys * asked) + added, LOWEST)
-    higher = tl.maximum(highest, scores)
-    before = tl.exp(highest - higher)
-    weights = tl.where(is_seen, tl.exp(scores - higher), 0.0)
-    total = total * before + weights
-    result = result * before + weights * tl.where(is_seen, block_values, 0.0)
-    return higher, total, result
+    added = seen.to(tl.float32)
+    counts = ((added > LOWEST) & (is_own == 0))[:, None]
+    scores = row_sums(block_keys.to(tl.float32) * asked) + added[:, None]
+    return tl.where(counts, scores, LOWEST), counts
 
 
 @triton.jit
@@ -311,57 +300,45 @@ def attend(
 
     asked = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
     # Not from the multiprocessor's own cache: an older copy may be there, read before the wait.
-    own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg")
-    own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg")
-    # One softmax for each row of the blocks, so that warps add up only once, at the end.
-    highest = tl.full([BLOCK, 1], LOWEST, tl.float32)
-    total = tl.zeros([BLOCK, 1], tl.float32)
-    result = tl.zeros([BLOCK, SIZE], tl.float32)
-    highest, total, result = with_block(
-        highest,
-        total,
-        result,
-        asked,
-        block_keys,
-        block_values,
-        seen,
-        entries == own,
-        own_key,
-        own_value,
-    )
+    own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
+    own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
+    # One softmax for each row of the blocks, so that warps add up only once, at the end: its
+    # highest score, the sum of its weights, and the sum of its values with their weights.
+    highest, counts = scores_of(block_keys, asked, seen, entries == own)
+    total = tl.where(counts, 1.0, 0.0)
+    result = tl.where(counts, block_values.to(tl.float32), 0.0)
     for _ in range(1, BLOCKS):
         entries += BLOCK
         block_keys = load_entries(keys, entries, read, SIZE)
         block_values = load_entries(values, entries, read, SIZE)
         seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
-        highest, total, result = with_block(
-            highest,
-            total,
-            result,
-            asked,
-            block_keys,
-            block_values,
-            seen,
-            entries == own,
-            own_key,
-            own_value,
-        )
+        scores, counts = scores_of(block_keys, asked, seen, entries == own)
+        higher = tl.maximum(highest, scores)
+        before = tl.exp(highest - higher)
+        weights = tl.where(counts, tl.exp(scores - higher), 0.0)
+        total = total * before + weights
+        result = result * before + weights * tl.where(counts, block_values.to(tl.float32), 0.0)
+        highest = higher
 
-    top = tl.max(highest, axis=0, keep_dims=True)
+    # The newest entry belongs to the first part.
+    own_score = tl.where(part == 0, row_sums(own_key * asked), LOWEST)
+    top = tl.maximum(tl.max(highest, axis=0, keep_dims=True), own_score)
     share = tl.exp(highest - top)
-    part_total = tl.sum(total * share, axis=0, keep_dims=True)
+    own_share = tl.where(part == 0, tl.exp(own_score - top), 0.0)
+    part_total = tl.sum(total * share, axis=0, keep_dims=True) + own_share
     # The entry with the largest score weighs 1, so only a part that sees nothing has less.
-    mean = tl.sum(result * share, axis=0, keep_dims=True) / tl.maximum(part_total, 1.0)
+    divisor = tl.maximum(part_total, 1.0)
+    mean = (tl.sum(result * share, axis=0, keep_dims=True) + own_value * own_share) / divisor
     place = head * tl.num_programs(1) + part
     tl.store(means + place * SIZE + columns, mean.to(means.dtype.element_ty))
-    store_one(log_totals + place, top + tl.log(tl.maximum(part_total, 1.0)))
+    store_one(log_totals + place, top + tl.log(divisor))
 
 
 @triton.jit
 def attention_of_parts(means, log_totals, heads, is_head, SIZE: tl.constexpr, PARTS: tl.constexpr):
     """The attention of some heads, float32 [heads, SIZE], of the parts that `attend` kept.
 
-    ``heads`` are int [heads, 1]. A thread has some columns of a head, and of all of its parts: so
+    ``heads`` are int [heads]. A thread has some columns of a head, and of all of its parts: so
     none of the sums needs another thread.
     """
     columns = tl.arange(0, SIZE)[None, :]
@@ -369,9 +346,11 @@ def attention_of_parts(means, log_totals, heads, is_head, SIZE: tl.constexpr, PA
     logs = ()
     for part in tl.static_range(PARTS):
         places = heads * PARTS + part
-        mean = tl.load(means + places * SIZE + columns, mask=is_head, other=0.0)
+        mean_places = places[:, None] * SIZE + columns
+        mean = tl.load(means + mean_places, mask=is_head[:, None], other=0.0)
         part_means = part_means + (mean,)
-        logs = logs + (tl.load(log_totals + places, mask=is_head, other=0.0),)
+        log = tl.load(log_totals + places, mask=is_head, other=0.0)
+        logs = logs + (log[:, None],)
     top = logs[0]
     for part in tl.static_range(1, PARTS):
         top = tl.maximum(top, logs[part])
@@ -405,11 +384,11 @@ def add_attention(
     """
     let_next_start(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    heads = tl.arange(0, HEADS_BLOCK)[:, None]
+    heads = tl.arange(0, HEADS_BLOCK)
     is_head = heads < HEADS
-    columns = heads * SIZE + tl.arange(0, SIZE)[None, :]
+    columns = heads[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     places = rows[:, None, None] * (HEADS * SIZE) + columns[None, :, :]
-    weights = tl.load(weight + places, mask=is_head[None, :, :], other=0.0)
+    weights = tl.load(weight + places, mask=is_head[None, :, None], other=0.0)
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = attended.dtype.element_ty
@@ -566,12 +545,13 @@ def add_experts(
     A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
     """
     let_next_start(EARLY)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    own_rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = own_rows[:, None]
     chunks = load_rows(weight, rows, GATED, CHUNK)
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = hidden.dtype.element_ty
-    before = tl.load(attended + rows)
+    before = tl.load(attended + own_rows)[:, None]
     shared_values = load_vector(gated_values, ROWS, GATED, CHUNK)
     of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
     for number in tl.static_range(CHOSEN):
