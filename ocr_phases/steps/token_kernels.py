@@ -249,13 +249,14 @@ def load_entries(cache, entries, read, SIZE: tl.constexpr):
 
 @triton.jit
 def scores_of(block_keys, asked, seen, is_own):
-    """The scores of a block's entries, [B, 1], and which of them count: what is added to a score
-    is ``seen``, and the newest entry does not count here.
+    """The scores of a block's entries, and whether each is seen, both [B, 1].
+
+    ``seen`` is what the mask adds to a score. The newest entry is not seen here.
     """
     added = seen.to(tl.float32)
-    counts = ((added > LOWEST) & (is_own == 0))[:, None]
+    is_seen = ((added > LOWEST) & (is_own == 0))[:, None]
     scores = row_sums(block_keys.to(tl.float32) * asked) + added[:, None]
-    return tl.where(counts, scores, LOWEST), counts
+    return tl.where(is_seen, scores, LOWEST), is_seen
 
 
 @triton.jit
@@ -282,7 +283,7 @@ def attend(
     together. The grid is (heads, parts).
 
     The first block is read before the wait. The newest entry is not yet there then, nor is it seen
-    by the mask, so it is read again.
+    by the mask, so it is read behind the wait, apart from its block.
     """
     let_next_start(EARLY)
     head = tl.program_id(0)
@@ -302,25 +303,26 @@ def attend(
     # Not from the multiprocessor's own cache: an older copy may be there, read before the wait.
     own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
     own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
-    # One softmax for each row of the blocks, so that warps add up only once, at the end: its
-    # highest score, the sum of its weights, and the sum of its values with their weights.
-    highest, counts = scores_of(block_keys, asked, seen, entries == own)
-    total = tl.where(counts, 1.0, 0.0)
-    result = tl.where(counts, block_values.to(tl.float32), 0.0)
+    # A softmax for each row of the blocks, so that warps add up only once, at the end: its highest
+    # score, the sum of its weights, and the sum of its values with their weights.
+    highest, is_seen = scores_of(block_keys, asked, seen, entries == own)
+    total = tl.where(is_seen, 1.0, 0.0)
+    result = tl.where(is_seen, block_values.to(tl.float32), 0.0)
     for _ in range(1, BLOCKS):
         entries += BLOCK
         block_keys = load_entries(keys, entries, read, SIZE)
         block_values = load_entries(values, entries, read, SIZE)
         seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
-        scores, counts = scores_of(block_keys, asked, seen, entries == own)
+        scores, is_seen = scores_of(block_keys, asked, seen, entries == own)
         higher = tl.maximum(highest, scores)
         before = tl.exp(highest - higher)
-        weights = tl.where(counts, tl.exp(scores - higher), 0.0)
+        weights = tl.where(is_seen, tl.exp(scores - higher), 0.0)
         total = total * before + weights
-        result = result * before + weights * tl.where(counts, block_values.to(tl.float32), 0.0)
+        seen_values = tl.where(is_seen, block_values.to(tl.float32), 0.0)
+        result = result * before + weights * seen_values
         highest = higher
 
-    # The newest entry belongs to the first part.
+    # The first part has the newest entry as well.
     own_score = tl.where(part == 0, row_sums(own_key * asked), LOWEST)
     top = tl.maximum(tl.max(highest, axis=0, keep_dims=True), own_score)
     share = tl.exp(highest - top)

@@ -59,22 +59,25 @@ class Size(NamedTuple):
     warps: int
 
 
-#: A warp has a row, but in `add_attention` some heads of all rows. The rows of `attend` are entries
-#: of the cache; the first kernel and the last one have one program each.
+#: A warp has one or two whole rows, but in `add_attention` some heads of all rows. The rows of
+#: `attend` are entries of the cache; the first kernel and the last one have one program each.
+#:
+#: Small programs are best where many kernels are at work at once: a program of the next kernel
+#: starts as soon as a multiprocessor has room for it, and then reads its weights.
 SIZES = {
     "open_step": Size(1, 4),
-    "project": Size(8, 8),
+    "project": Size(1, 1),
     "attend": Size(128, 8),
     "add_attention": Size(8, 8),
-    "gate": Size(8, 8),
-    "gate_experts": Size(8, 8),
-    "add_experts": Size(4, 4),
-    "score_words": Size(8, 8),
-    "close_step": Size(1, 8),
+    "gate": Size(8, 4),
+    "gate_experts": Size(16, 8),
+    "add_experts": Size(1, 1),
+    "score_words": Size(8, 4),
+    "close_step": Size(1, 16),
 }
 #: How many times a program of `score_words` makes its rows: the fewer programs, the fewer results
 #: of theirs the last kernel has to read.
-_TURNS = 2
+_TURNS = 4
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
 MOST_PARTS = 16
