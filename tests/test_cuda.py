@@ -2,6 +2,7 @@
 memory.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,6 +24,7 @@ from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import norm_methods
 from ocr_phases.steps.forwards import methods_of_kinds
+from ocr_phases.steps.graphs import capture
 from ocr_phases.steps.phases import generate
 
 pytestmark = [
@@ -222,6 +224,31 @@ def test_golden_tokens_by_every_strategy(
     for every in (1, 8):
         state = generate(model, inputs, count, step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
+
+
+def test_a_capture_outlives_graphs_that_nobody_needs() -> None:
+    number = torch.ones(1, device="cuda")
+
+    def make_garbage() -> None:
+        holder: list[Any] = [capture(lambda: number + 1)]
+        holder.append(holder)  # a cycle, so that only the garbage collector ends the graph
+
+    def run() -> torch.Tensor:
+        make_collector_run()
+        return number + 2
+
+    def make_collector_run() -> None:
+        assert len([[] for _ in range(1000)]) == 1000
+
+    make_garbage()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        replay = capture(run)
+    finally:
+        gc.set_threshold(*thresholds)
+
+    assert replay().item() == 3
 
 
 def test_equal_runs_of_the_steps_own_kernels_give_equal_logits(

@@ -4,7 +4,9 @@ refused.
 That a static step gives the tokens of ``generate()`` is held with the phases in ``test_phases.py``.
 """
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -192,6 +194,32 @@ def test_a_static_step_that_was_made_for_no_length_is_refused(small_page: SmallP
 
 
 # -- captured prefills -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_garbage_collector_does_not_run_while_a_graph_is_captured(was_enabled: bool) -> None:
+    class Graph:
+        pass
+
+    garbage = Graph()
+    garbage.itself = garbage  # type: ignore[attr-defined]
+    alive = weakref.ref(garbage)
+    thresholds = gc.get_threshold()
+    if not was_enabled:
+        gc.disable()
+    try:
+        with graphs.no_collection():
+            gc.set_threshold(1, 1, 1)
+            del garbage
+            made = [[] for _ in range(1000)]
+            assert len(made) == 1000
+            assert alive() is not None
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.fixture

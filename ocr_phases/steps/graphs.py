@@ -6,7 +6,9 @@ makes lies in memory of its own, which the next replay overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +21,22 @@ Result = TypeVar("Result")
 
 #: Runs before a capture, as libraries set up their workspaces in the first ones.
 _WARM_RUNS = 3
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector from running within.
+
+    It could end a graph that nobody needs any more, which CUDA forbids while another one is
+    captured: the capture would be lost.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def capture(run: Callable[[], Result]) -> Callable[[], Result]:
@@ -34,7 +52,7 @@ def capture(run: Callable[[], Result]) -> Callable[[], Result]:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with no_collection(), torch.cuda.graph(graph, stream=stream):
         result = run()
 
     def replay() -> Result:
