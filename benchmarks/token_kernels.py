@@ -25,16 +25,16 @@ PROMPT_LEN = 300
 ENTRIES = 8192
 #: Rows and warps that are tried.
 ROWS = {
-    "project": (4, 8, 16),
+    "project": (1, 2, 4, 8),
     "attend": (64, 128, 256),
     "add_attention": (4, 8, 16),
     "gate": (2, 4, 8, 16),
     "gate_experts": (2, 4, 8, 16),
-    "add_experts": (2, 4, 8),
+    "add_experts": (1, 2, 4, 8),
     "score_words": (4, 8, 16),
     "close_step": (1,),
 }
-WARPS = (2, 4, 8, 16)
+WARPS = (1, 2, 4, 8, 16)
 #: Of the others each warp has at least one row.
 WARPS_WITHOUT_ROWS = ("attend", "add_attention", "close_step")
 

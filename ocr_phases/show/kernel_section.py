@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ocr_phases.analyse.floors import WHOLES
 from ocr_phases.analyse.kernels import (
     host_sync_table,
     idle_gaps,
@@ -27,6 +28,8 @@ from ocr_phases.text import percent_text
 
 #: The longest kernels that a table names.
 _TOP_KERNELS = 12
+#: From which share of the GPU's busy time on the times of all kernels show that kernels overlap.
+_OVERLAP = 1.05
 _COLUMNS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
 
 
@@ -121,6 +124,14 @@ def _longest_kernels(run: Record, phase: str, name: str) -> list[_Detail]:
     times_ms = table["device_ms"]
     table = table.assign(share=times_ms / times_ms.sum(), time_us=1e3 * times_ms)
     longest = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
-    caption = f"Together they take {percent_text(longest['share'].sum())} of the GPU's busy time."
+    share = percent_text(longest["share"].sum())
+    caption = f"Together they take {share} of the GPU's busy time."
+    stages = kernel_table(run)
+    busy_ms = stages.loc[stages["stage"] == WHOLES[phase], "busy_ms"].sum()
+    if times_ms.sum() > _OVERLAP * busy_ms:
+        caption = (
+            f"Together they take {share} of the time of all kernels. Kernels run here before the "
+            "one in front of them has ended, so this time is more than the GPU's busy time."
+        )
     columns = ["stage", "count", "time_us", "share", "kernel"]
     return [_Detail(f"Longest kernels of {name}", longest[columns], caption)]

@@ -84,8 +84,9 @@ class StaticStep:
     """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries.
 
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and
-    captures it too on CUDA, where one row of the three families runs by kernels of its own
-    (`TokenStep`) in place of the compiler's; ``eager`` runs the same step as it is.
+    captures it too on CUDA; on an NVIDIA GPU from Hopper on, one row of the three families runs by
+    kernels of its own (`TokenStep`) in place of the compiler's. ``eager`` runs the same step as it
+    is.
 
     Hand it to `prefill`, then to `decode`: it continues from the state it is called with, also
     where a caller changed the state's token. The logits it gives are overwritten by the next step.
@@ -138,7 +139,7 @@ class StaticStep:
         #: The step's own kernels, where they run it.
         self.token_step: TokenStep | None = None
         head = model.get_output_embeddings()
-        has_kernels = self._captures and token_kernels_fit(language_model, head, batch)
+        has_kernels = starts_early(self.device) and token_kernels_fit(language_model, head, batch)
         if strategy == "compiled" and has_kernels:
             self.use_token_kernels()
         elif strategy == "compiled":
