@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 from unittest.mock import patch
 
@@ -271,28 +272,53 @@ def parts(golden_session: OCRSession) -> tuple[nn.Module, nn.Module]:
     return copy.deepcopy(language_model), model.get_output_embeddings()
 
 
-@needs_triton
-def test_token_kernels_fit_one_row_of_the_families(parts: tuple[nn.Module, nn.Module]) -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """A function that makes a version of Triton the installed one; None: there is none."""
+
+    def install(number: str | None) -> None:
+        def version(name: str) -> str:
+            assert name == "triton"
+            if number is None:
+                raise PackageNotFoundError(name)
+            return number
+
+        monkeypatch.setattr(token_step, "version", version)
+
+    install("3.6.0")
+    return install
+
+
+def test_token_kernels_fit_one_row_of_the_families(
+    parts: tuple[nn.Module, nn.Module], installed: Callable[[str | None], None]
+) -> None:
     assert token_kernels_fit(*parts, batch=1)
     assert not token_kernels_fit(*parts, batch=2)
 
 
-@needs_triton
 @pytest.mark.parametrize("change", CHANGES)
 def test_token_kernels_do_not_fit_other_layers(
-    change: Callable[[Any], None], parts: tuple[nn.Module, nn.Module]
+    change: Callable[[Any], None],
+    parts: tuple[nn.Module, nn.Module],
+    installed: Callable[[str | None], None],
 ) -> None:
     change(parts[0])
     assert not token_kernels_fit(*parts, batch=1)
 
 
-@needs_triton
-def test_token_kernels_do_not_fit_another_model() -> None:
+def test_token_kernels_do_not_fit_another_model(installed: Callable[[str | None], None]) -> None:
     assert not token_kernels_fit(nn.Linear(4, 4), nn.Linear(4, 4, bias=False), batch=1)
 
 
-def test_token_kernels_do_not_fit_where_triton_is_missing(
-    parts: tuple[nn.Module, nn.Module], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "fits"),
+    [(None, False), ("2.3.1", False), ("3.5.1", False), ("3.10.0", True), ("4.0.0+git1", True)],
+)
+def test_token_kernels_need_a_triton_that_compiles_them(
+    number: str | None,
+    fits: bool,
+    parts: tuple[nn.Module, nn.Module],
+    installed: Callable[[str | None], None],
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not token_kernels_fit(*parts, batch=1)
+    installed(number)
+    assert token_kernels_fit(*parts, batch=1) == fits

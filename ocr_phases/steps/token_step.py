@@ -30,9 +30,9 @@ heads as query heads, and a mixture of experts with a greedy router.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +81,7 @@ _TURNS = 4
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
 MOST_PARTS = 16
+_TRITON_NEEDS = (3, 6)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -113,13 +114,24 @@ class TokenState:
     sums: Tensor
 
 
+def has_triton() -> bool:
+    """Whether a Triton is installed that compiles the kernels: the one they were measured with, or
+    a later one.
+    """
+    try:
+        major, minor = version("triton").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= _TRITON_NEEDS
+
+
 def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: int) -> bool:
     """Whether the kernels can make the step of ``batch`` rows of this model.
 
     They need Triton, one row, plain weights of one type, row by row in memory and without biases,
     and layers like those of DeepSeek-OCR's language model.
     """
-    if batch != 1 or importlib.util.find_spec("triton") is None:
+    if batch != 1 or not has_triton():
         return False
     layers = getattr(language_model, "layers", None)
     if not isinstance(head, nn.Linear) or not isinstance(layers, nn.ModuleList):
