@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import hypothesis
 import pytest
@@ -350,3 +351,22 @@ def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vendor_standin import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "standin")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[None]:
+    """Triton interprets kernels instead of compiling them.
+
+    It decides that when it is imported, for the rest of the process. So it must not have been
+    imported before as a compiler, nor is there any interpreting where ``test_cuda.py`` has to
+    compile.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("test_cuda.py runs these kernels")
+    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        language = pytest.importorskip("triton.language")
+        if type(language.sum).__name__ != "InterpretedFunction":
+            pytest.skip("Triton was imported before, as a compiler")
+        yield

@@ -269,7 +269,7 @@ def test_equal_runs_of_the_steps_own_kernels_give_equal_logits(
     assert len(logits) == 1
 
 
-def test_the_steps_own_kernels_read_many_entries_in_turns(
+def test_the_steps_own_kernels_read_many_entries_block_by_block(
     recorded_on_cuda: Callable[[str], OCRSession],
 ) -> None:
     model = recorded_on_cuda("deepseek-ocr").model

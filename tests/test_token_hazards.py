@@ -7,7 +7,6 @@ wrong then is seen in few of many runs on a GPU, so the rules are held here for 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,7 @@ class Accesses:
     kernel: str
     early_reads: set[int] = field(default_factory=set)  # before the wait
     reads: set[int] = field(default_factory=set)
-    reads_before_a_barrier: set[int] = field(default_factory=set)
+    overwritten_reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     early_writes: set[int] = field(default_factory=set)
 
@@ -64,7 +63,7 @@ class Watch:
     def write(self, addresses: set[int]) -> None:
         launch = self.launches[-1]
         launch.writes |= addresses
-        launch.reads_before_a_barrier |= addresses & self.unfenced_reads
+        launch.overwritten_reads |= addresses & self.unfenced_reads
         if not self.has_waited:
             launch.early_writes |= addresses
 
@@ -75,13 +74,6 @@ class Watch:
 def addresses_of(pointers: Any, mask: Any) -> set[int]:
     """The addresses that a load or a store touches."""
     return set(np.broadcast_to(pointers.data, mask.data.shape)[mask.data.astype(bool)].tolist())
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[None]:
-    """Triton interprets kernels, which it must know when it is imported."""
-    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +144,7 @@ def test_nothing_is_written_before_the_wait(watched_step: tuple[Watch, StaticSte
         assert not launch.early_writes, launch.kernel
 
 
-def test_what_is_read_before_the_wait_is_written_in_no_step(
+def test_what_is_read_before_the_wait_is_not_written_by_the_step(
     watched_step: tuple[Watch, StaticStep],
 ) -> None:
     # But for what the step adds itself and reads again: its own entry, and that it is seen; and for
@@ -179,11 +171,11 @@ def test_what_is_read_before_the_wait_is_written_in_no_step(
         assert not (launch.early_reads & written) - allowed, launch.kernel
 
 
-def test_no_kernel_reads_what_it_writes_but_behind_a_barrier(
+def test_no_kernel_writes_what_it_has_read_without_a_barrier_between(
     watched_step: tuple[Watch, StaticStep],
 ) -> None:
     watch, _ = watched_step
     for launch in watch.launches:
-        assert not launch.reads_before_a_barrier, launch.kernel
+        assert not launch.overwritten_reads, launch.kernel
         if launch.kernel != "close_step":  # of one program
             assert not launch.reads & launch.writes, launch.kernel

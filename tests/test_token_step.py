@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from typing import Any
@@ -24,6 +22,7 @@ from ocr_phases import OCRSession, decode, prefill
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps import token_step
+from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.token_step import token_kernels_fit
 
@@ -31,20 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[None]:
-    """Triton interprets kernels, which it must know when it is imported.
-
-    It then interprets them for the rest of the process, where ``test_cuda.py`` has to compile them.
-    """
-    if torch.cuda.is_available():
-        pytest.skip("test_cuda.py runs these kernels")
-    if "triton" in sys.modules:
-        pytest.skip("Triton was imported before, to compile")
-    with patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
-        yield
 
 
 @pytest.fixture
@@ -59,10 +44,9 @@ def session_of(request: pytest.FixtureRequest, interpreted: None) -> Callable[[s
 
 def step_with_token_kernels(model: nn.Module, inputs: DeviceInputs, tokens: int) -> StaticStep:
     """A static step for these inputs that its own kernels run."""
-    step = static_step(model, inputs, tokens)
-    own = StaticStep(model, 1, step.max_cache_len, "eager")
-    own.use_token_kernels()
-    return own.ready_for(inputs.input_ids.shape[1], tokens)
+    step = StaticStep(model, 1, CAPACITY, "eager")
+    step.use_token_kernels()
+    return step.ready_for(inputs.input_ids.shape[1], tokens)
 
 
 @needs_triton
@@ -95,7 +79,9 @@ def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession
 
 
 @needs_triton
-def test_token_kernels_read_many_entries_in_turns(session_of: Callable[[str], OCRSession]) -> None:
+def test_token_kernels_read_many_entries_block_by_block(
+    session_of: Callable[[str], OCRSession],
+) -> None:
     model = session_of("deepseek-ocr").model
     inputs = recorded_inputs("deepseek-ocr", "base")
 
@@ -106,10 +92,11 @@ def test_token_kernels_read_many_entries_in_turns(session_of: Callable[[str], OC
     assert_same(mine, decode(model, prefill(model, inputs), 2))
 
 
-class Hidden:
+class OutOfSight:
     """What the kernels of a step write, out of sight from the start of a program to its wait.
 
-    There a kernel on a GPU may find anything: those in front of it may still run.
+    There a kernel on a GPU may find anything: those in front of it may still run. Every tensor that
+    `TokenStep` holds is hidden, a new one as well.
     """
 
     def __init__(self, step: StaticStep) -> None:
@@ -122,7 +109,9 @@ class Hidden:
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def hide(self, early: Any) -> None:
-        """In place of `let_next_start`, the first statement of a kernel."""
+        """In place of `let_next_start`, the first statement of all kernels but the first and the
+        last.
+        """
         state = self._state
         slot = int(state.slot)
         tensors = [*self._buffers, state.token, state.position, state.count, state.sums]
@@ -150,9 +139,9 @@ def test_kernels_read_nothing_that_their_step_writes_before_they_wait(
     model = session_of("deepseek-ocr").model
     inputs = recorded_inputs("deepseek-ocr", "base")
     step = step_with_token_kernels(model, inputs, 3)
-    hidden = Hidden(step)
-    monkeypatch.setattr(token_kernels, "let_next_start", hidden.hide)
-    monkeypatch.setattr(token_kernels, "wait_for_others", hidden.show)
+    out_of_sight = OutOfSight(step)
+    monkeypatch.setattr(token_kernels, "let_next_start", out_of_sight.hide)
+    monkeypatch.setattr(token_kernels, "wait_for_others", out_of_sight.show)
 
     mine = decode(model, prefill(model, inputs, step=step), 3, step=step)
 
@@ -167,7 +156,9 @@ def test_of_equal_logits_the_first_word_is_the_next_token(
     inputs = recorded_inputs("deepseek-ocr", "base")
     head = model.get_output_embeddings()
     weight = torch.zeros_like(head.weight)
-    weight[[5, 6, 7, -2]] = 1.0  # the best ones where the final state has a positive sum
+    # A row of ones gives the sum of the final state. It may be negative: then the rows of -1 are
+    # best. The last two words are in another part of the vocabulary than the others.
+    weight[[5, 6, 7, -2]] = 1.0
     weight[[3, 4, 8, -1]] = -1.0
 
     with patch.object(head, "weight", nn.Parameter(weight)):

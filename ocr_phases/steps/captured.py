@@ -188,6 +188,7 @@ class StaticStep:
             self.cache,
             state,
             early=starts_early(self.device),
+            multiprocessors=device_of(self.device).chip().cores,
         )
 
     # -- running it -------------------------------------------------------------------------------

@@ -3,15 +3,17 @@
 A step for one row multiplies matrices with a vector. Each weight is read once, so a step can take
 no less than reading the weights of one token takes, and what is lost is lost between kernels: each
 waits for the one before it, then about a microsecond for its first bytes. So there are few kernels,
-six for each layer, and each of them lets the next one start (`let_next_start`), then reads what it
-can before it waits (`wait_for_others`).
+six for each layer. Each but the first and the last lets the next one start (`let_next_start`), then
+reads what it can before it waits (`wait_for_others`).
 
-What may be read before the wait is what no kernel of the same step writes: weights, the slot, and
-the entries of the KV cache but the newest. More is not safe. The kernel before may have started
-early as well, and then so may the one before that.
+Before the wait a kernel writes nothing, and reads what the step does not write: the weights and the
+entries of the KV cache but the newest. More is not safe: the kernel before may have started early
+as well, and then so may the one before that. The slot may be read too, because only `close_step`
+writes it, when all others have ended, and no kernel starts before `close_step` has ended.
 
-No kernel reads an address that it writes, unless all of its warps have passed a barrier in between:
-warps are not in step, so a late one would read what an early one has written.
+No kernel writes an address that it has read, because warps are not in step: a late one would read
+what an early one has written. Only `close_step` does, which is a single program with a barrier
+between the reads and the writes.
 
 Matrices are read in chunks of ``CHUNK`` columns, of as many rows as a program has warps: each warp
 has a row, so the sum over a row stays within its warp. Sums over warps are dear, and so is handing
@@ -33,8 +35,9 @@ import triton.language as tl
 
 #: Less than any score, and finite: the difference of two of them is 0.
 LOWEST = tl.constexpr(-1e30)
-#: The least int32, less than what is compared, and the largest: the place of what is nowhere.
+#: The least int32: below each logit that is compared as a whole number.
 LEAST = tl.constexpr(-(2**31))
+#: The largest int32: a column that is never the least one.
 NOWHERE = tl.constexpr(2**31 - 1)
 
 
@@ -161,7 +164,7 @@ def open_step(
     width: as many angles has a position, and the class rounds their cosines and sines.
     """
     row = tl.load(token) * WIDTH
-    own = tl.load(slot)
+    newest = tl.load(slot)
     new_position = tl.load(position) + 1
     pairs = tl.arange(0, HALF)
     angles = new_position.to(tl.float32) * tl.load(frequencies + pairs)
@@ -170,7 +173,7 @@ def open_step(
     embedding = tl.load(embeddings + row + columns, mask=inside)
 
     tl.store(hidden + columns, embedding, mask=inside)
-    tl.store(mask + own, 0.0)
+    tl.store(mask + newest, 0.0)
     tl.store(cosines + pairs, tl.cos(angles).to(cosines.dtype.element_ty))
     tl.store(sines + pairs, tl.sin(angles).to(sines.dtype.element_ty))
 
@@ -204,8 +207,8 @@ def project(
     """
     let_next_start(EARLY)
     head = tl.program_id(0)
-    own_pairs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    pairs = own_pairs[:, None]
+    pair_numbers = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    pairs = pair_numbers[:, None]
     kind = tl.program_id(2)
     weight = query_weight
     if kind == 1:
@@ -216,17 +219,17 @@ def project(
     first_rows = load_rows(weight, rows, WIDTH, CHUNK)
     second_rows = load_rows(weight, rows + HALF, WIDTH, CHUNK)
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
-    own = tl.load(slot)
+    newest = tl.load(slot)
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = query.dtype.element_ty
     hidden_chunks = load_vector(hidden, ROWS, WIDTH, CHUNK)
-    cosine = tl.load(cosines + own_pairs)[:, None].to(tl.float32)
-    sine = tl.load(sines + own_pairs)[:, None].to(tl.float32)
+    cosine = tl.load(cosines + pair_numbers)[:, None].to(tl.float32)
+    sine = tl.load(sines + pair_numbers)[:, None].to(tl.float32)
     normed = norm(hidden_chunks, norm_chunks, eps, WIDTH)
     first = row_sums(products(first_rows, normed)).to(dtype)
     second = row_sums(products(second_rows, normed)).to(dtype)
-    entry = (head * SLOTS + own) * (2 * HALF)
+    entry = (head * SLOTS + newest) * (2 * HALF)
     if kind == 2:
         tl.store(values + entry + pairs, first)
         tl.store(values + entry + HALF + pairs, second)
@@ -248,15 +251,24 @@ def load_entries(cache, entries, read, SIZE: tl.constexpr):
 
 
 @triton.jit
-def scores_of(block_keys, asked, seen, is_own):
-    """The scores of a block's entries, and whether each is seen, both [B, 1].
+def load_block(keys, values, mask, entries, read, SIZE: tl.constexpr):
+    """Keys and values of a block of entries, [B, SIZE], and what the mask adds to scores, [B]."""
+    block_keys = load_entries(keys, entries, read, SIZE)
+    block_values = load_entries(values, entries, read, SIZE)
+    added = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+    return block_keys, block_values, added
 
-    ``seen`` is what the mask adds to a score. The newest entry is not seen here.
+
+@triton.jit
+def scores_of_block(block_keys, query, added, is_newest):
+    """The scores of a block's entries, and whether each is visible, both [B, 1].
+
+    The newest entry is not visible here, since it is added at the end.
     """
-    added = seen.to(tl.float32)
-    is_seen = ((added > LOWEST) & (is_own == 0))[:, None]
-    scores = row_sums(block_keys.to(tl.float32) * asked) + added[:, None]
-    return tl.where(is_seen, scores, LOWEST), is_seen
+    added = added.to(tl.float32)
+    is_visible = ((added > LOWEST) & (is_newest == 0))[:, None]
+    scores = row_sums(block_keys.to(tl.float32) * query) + added[:, None]
+    return tl.where(is_visible, scores, LOWEST), is_visible
 
 
 @triton.jit
@@ -282,55 +294,54 @@ def attend(
     float16 holds, and the logarithm of the sum of the weights. `add_attention` puts the parts
     together. The grid is (heads, parts).
 
-    The first block is read before the wait. The newest entry is not yet there then, nor is it seen
-    by the mask, so it is read behind the wait, apart from its block.
+    The first block is read before the wait. The newest entry is not yet there then, so what is read
+    in its place is not used, and it is read behind the wait, apart from its block.
     """
     let_next_start(EARLY)
     head = tl.program_id(0)
     part = tl.program_id(1)
-    first = head.to(tl.int64) * (SLOTS * SIZE)
-    keys += first
-    values += first
+    head_start = head.to(tl.int64) * (SLOTS * SIZE)
+    keys += head_start
+    values += head_start
     columns = tl.arange(0, SIZE)[None, :]
-    own = tl.load(slot)
+    newest = tl.load(slot)
     entries = part * (BLOCK * BLOCKS) + tl.arange(0, BLOCK)
-    block_keys = load_entries(keys, entries, read, SIZE)
-    block_values = load_entries(values, entries, read, SIZE)
-    seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
+    block_keys, block_values, added = load_block(keys, values, mask, entries, read, SIZE)
     wait_for_others(EARLY)
 
-    asked = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
+    scaled_query = tl.load(query + head * SIZE + columns).to(tl.float32) * scaling
     # Not from the multiprocessor's own cache: an older copy may be there, read before the wait.
-    own_key = tl.load(keys + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
-    own_value = tl.load(values + own * SIZE + columns, cache_modifier=".cg").to(tl.float32)
+    newest_key = tl.load(keys + newest * SIZE + columns, cache_modifier=".cg").to(tl.float32)
+    newest_value = tl.load(values + newest * SIZE + columns, cache_modifier=".cg").to(tl.float32)
     # A softmax for each row of the blocks, so that warps add up only once, at the end: its highest
     # score, the sum of its weights, and the sum of its values with their weights.
-    highest, is_seen = scores_of(block_keys, asked, seen, entries == own)
-    total = tl.where(is_seen, 1.0, 0.0)
-    result = tl.where(is_seen, block_values.to(tl.float32), 0.0)
+    is_newest = entries == newest
+    highest, is_visible = scores_of_block(block_keys, scaled_query, added, is_newest)
+    total = tl.where(is_visible, 1.0, 0.0)
+    result = tl.where(is_visible, block_values.to(tl.float32), 0.0)
     for _ in range(1, BLOCKS):
         entries += BLOCK
-        block_keys = load_entries(keys, entries, read, SIZE)
-        block_values = load_entries(values, entries, read, SIZE)
-        seen = tl.load(mask + entries, mask=entries < read, other=float("-inf"))
-        scores, is_seen = scores_of(block_keys, asked, seen, entries == own)
+        block_keys, block_values, added = load_block(keys, values, mask, entries, read, SIZE)
+        is_newest = entries == newest
+        scores, is_visible = scores_of_block(block_keys, scaled_query, added, is_newest)
         higher = tl.maximum(highest, scores)
         before = tl.exp(highest - higher)
-        weights = tl.where(is_seen, tl.exp(scores - higher), 0.0)
+        weights = tl.where(is_visible, tl.exp(scores - higher), 0.0)
         total = total * before + weights
-        seen_values = tl.where(is_seen, block_values.to(tl.float32), 0.0)
-        result = result * before + weights * seen_values
+        visible_values = tl.where(is_visible, block_values.to(tl.float32), 0.0)
+        result = result * before + weights * visible_values
         highest = higher
 
     # The first part has the newest entry as well.
-    own_score = tl.where(part == 0, row_sums(own_key * asked), LOWEST)
-    top = tl.maximum(tl.max(highest, axis=0, keep_dims=True), own_score)
+    newest_score = tl.where(part == 0, row_sums(newest_key * scaled_query), LOWEST)
+    top = tl.maximum(tl.max(highest, axis=0, keep_dims=True), newest_score)
     share = tl.exp(highest - top)
-    own_share = tl.where(part == 0, tl.exp(own_score - top), 0.0)
-    part_total = tl.sum(total * share, axis=0, keep_dims=True) + own_share
+    newest_share = tl.where(part == 0, tl.exp(newest_score - top), 0.0)
+    part_total = tl.sum(total * share, axis=0, keep_dims=True) + newest_share
     # The entry with the largest score weighs 1, so only a part that sees nothing has less.
     divisor = tl.maximum(part_total, 1.0)
-    mean = (tl.sum(result * share, axis=0, keep_dims=True) + own_value * own_share) / divisor
+    part_sum = tl.sum(result * share, axis=0, keep_dims=True) + newest_value * newest_share
+    mean = part_sum / divisor
     place = head * tl.num_programs(1) + part
     tl.store(means + place * SIZE + columns, mean.to(means.dtype.element_ty))
     store_one(log_totals + place, top + tl.log(divisor))
@@ -449,6 +460,13 @@ def first_largest(numbers, columns):
 
 
 @triton.jit
+def sortable(numbers):
+    """Float32 numbers as int32 in the same order; a NaN has a place in that order, too."""
+    bits = numbers.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
 def expert_of_rank(
     router_logits,
     rank,
@@ -456,26 +474,24 @@ def expert_of_rank(
     EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
 ):
-    """The expert of this rank, from 0, the same in each row of [ROWS, 1], and its probability. Of
-    equal ones the first is before.
+    """The expert of this rank, from 0, and its probability, the same in each row of [ROWS, 1].
 
-    Logits are compared as whole numbers that are in the same order. These put a NaN somewhere too,
-    so an expert is always one of those that there are, and a warp finds the largest of them by one
-    instruction.
+    Of experts with equal logits the one with the lower number is first. Logits are compared as
+    whole numbers, so that the result is one of the experts even where a logit is NaN; and a warp
+    finds the largest whole number by one instruction.
     """
     columns = tl.arange(0, EXPERTS_BLOCK)[None, :] + tl.zeros([ROWS, 1], tl.int32)
     inside = columns < EXPERTS
     logits = tl.load(router_logits + columns, mask=inside, other=float("-inf"))
-    bits = logits.to(tl.int32, bitcast=True)
-    left = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    left = tl.where(inside, left, LEAST)
+    remaining = tl.where(inside, sortable(logits), LEAST)
     while rank > 0:  # Triton's interpreter has no range up to a number of the device
-        left = tl.where(columns == first_largest(left, columns), LEAST, left)
+        largest = first_largest(remaining, columns)
+        remaining = tl.where(columns == largest, LEAST, remaining)
         rank -= 1
-    expert = first_largest(left, columns)
-    powers = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
-    own_power = tl.where(columns == expert, powers, 0.0)
-    return expert, row_sums(own_power) / row_sums(powers)
+    expert = first_largest(remaining, columns)
+    exponentials = tl.exp(logits - tl.max(logits, axis=1, keep_dims=True))
+    of_expert = tl.where(columns == expert, exponentials, 0.0)
+    return expert, row_sums(of_expert) / row_sums(exponentials)
 
 
 @triton.jit
@@ -484,7 +500,7 @@ def gate_experts(
     norm_weight,
     router_logits,
     weight,
-    gated_values,
+    expert_values,
     chosen,
     chosen_weights,
     eps,
@@ -511,12 +527,12 @@ def gate_experts(
     # All of them at once: the next loads have to wait for the ranking.
     attended_chunks = load_vector(attended, ROWS, WIDTH, CHUNK)
     expert, probability = expert_of_rank(router_logits, rank, ROWS, EXPERTS, EXPERTS_BLOCK)
-    own_weight = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
-    gates = load_rows(own_weight, rows, WIDTH, CHUNK)
-    ups = load_rows(own_weight + GATED * WIDTH, rows, WIDTH, CHUNK)
+    first_row = weight + expert.to(tl.int64) * (2 * GATED * WIDTH)
+    gates = load_rows(first_row, rows, WIDTH, CHUNK)
+    ups = load_rows(first_row + GATED * WIDTH, rows, WIDTH, CHUNK)
     normed = norm(attended_chunks, norm_chunks, eps, WIDTH)
-    result = gated(gates, ups, normed, gated_values.dtype.element_ty)
-    tl.store(gated_values + rank * GATED + rows, result)
+    result = gated(gates, ups, normed, expert_values.dtype.element_ty)
+    tl.store(expert_values + rank * GATED + rows, result)
     # They are the same in each row of each program, so the expert's first row stores them.
     is_first = rows == 0
     places = rank + tl.zeros([ROWS, 1], tl.int32)
@@ -547,13 +563,13 @@ def add_experts(
     A dense layer has no ``CHOSEN`` ones, and its MLP in the place of the shared experts.
     """
     let_next_start(EARLY)
-    own_rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    rows = own_rows[:, None]
+    row_numbers = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    rows = row_numbers[:, None]
     chunks = load_rows(weight, rows, GATED, CHUNK)
     wait_for_others(EARLY)
 
     dtype: tl.constexpr = hidden.dtype.element_ty
-    before = tl.load(attended + own_rows)[:, None]
+    before = tl.load(attended + row_numbers)[:, None]
     shared_values = load_vector(gated_values, ROWS, GATED, CHUNK)
     of_experts = tl.zeros([ROWS, CHUNK], tl.float32)
     for number in tl.static_range(CHOSEN):
@@ -567,9 +583,12 @@ def add_experts(
 
 
 @triton.jit
-def with_part(logit, word, total, other_logit, other_word, other_total):
-    """Two parts of the words as one: the first of the best words with its logit before it, and the
-    sum of the logits.
+def joined_parts(logit, word, total, other_logit, other_word, other_total):
+    """Two parts of the vocabulary as one: its largest logit, the word that has it, and the sum of
+    all logits.
+
+    Of words with equal logits the one with the lower number is taken. A largest logit is never NaN,
+    but a sum may be.
     """
     is_other = (other_logit > logit) | ((other_logit == logit) & (other_word < word))
     best_logit = tl.where(is_other, other_logit, logit)
@@ -590,19 +609,19 @@ def score_words(
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
-    TURNS: tl.constexpr,
+    ROUNDS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Norm, then the logits of a part of the words: of ``TURNS`` times ``ROWS``.
+    """Norm, then the logits of a part of the vocabulary: of ``ROUNDS`` times ``ROWS`` words.
 
-    Kept of each part are the first of its best words with its logit, and the sum of its logits.
+    Kept of each part are its largest logit, the word that has it, and the sum of its logits.
     """
     let_next_start(EARLY)
     part = tl.program_id(0)
-    words = part * (TURNS * ROWS) + tl.arange(0, ROWS)[:, None]
-    turns = ()
-    for turn in tl.static_range(TURNS):
-        turns = turns + (load_rows(weight, words + turn * ROWS, WIDTH, CHUNK),)
+    words = part * (ROUNDS * ROWS) + tl.arange(0, ROWS)[:, None]
+    rounds = ()
+    for number in tl.static_range(ROUNDS):
+        rounds = rounds + (load_rows(weight, words + number * ROWS, WIDTH, CHUNK),)
     norm_chunks = load_vector(norm_weight, ROWS, WIDTH, CHUNK)
     wait_for_others(EARLY)
 
@@ -610,16 +629,16 @@ def score_words(
     best = tl.full([ROWS, 1], float("-inf"), tl.float32)
     best_word = words
     total = tl.zeros([ROWS, 1], tl.float32)
-    for turn in tl.static_range(TURNS):
-        scores = row_sums(products(turns[turn], normed)).to(logits.dtype.element_ty)
-        tl.store(logits + words + turn * ROWS, scores)
+    for number in tl.static_range(ROUNDS):
+        scores = row_sums(products(rounds[number], normed)).to(logits.dtype.element_ty)
+        tl.store(logits + words + number * ROWS, scores)
         scores = scores.to(tl.float32)
         # A NaN is not better, so the best word is always one of those that there are.
         is_better = scores > best
-        best_word = tl.where(is_better, words + turn * ROWS, best_word)
+        best_word = tl.where(is_better, words + number * ROWS, best_word)
         best = tl.where(is_better, scores, best)
         total += scores
-    best, best_word, total = tl.reduce((best, best_word, total), 0, with_part, keep_dims=True)
+    best, best_word, total = tl.reduce((best, best_word, total), 0, joined_parts, keep_dims=True)
     store_one(best_logits + part, best)
     store_one(best_words + part, best_word)
     store_one(part_sums + part, total)
@@ -641,7 +660,7 @@ def close_step(
     WINDOWED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Take the first of the best words as the next token, and move on to the next entry.
+    """Take the word with the largest logit as the next token, and move on to the next entry.
 
     One program, which puts together the ``PARTS`` that `score_words` kept. Where a window is full
     it goes back to its first slot.
@@ -659,7 +678,7 @@ def close_step(
     if WINDOWED:
         is_full = next_slot == tl.load(window_slots + 1)
         next_slot = tl.where(is_full, tl.load(window_slots), next_slot)
-    _, word, total = tl.reduce((scores, words, added), 0, with_part)
+    _, word, total = tl.reduce((scores, words, added), 0, joined_parts)
     # All of its warps have read what is written now.
     tl.debug_barrier()
     tl.store(token, word.to(tl.int64))

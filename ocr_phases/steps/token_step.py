@@ -18,7 +18,7 @@ add_experts    attended, gated_values, expert_values, chosen,   hidden
 score_words    hidden                                           logits, best_logits, best_words,
                                                                 part_sums
 close_step     best_logits, best_words, part_sums, position,    token, position, slot, count, sums
-               count, sums
+               count, sums, window_slots
 =============  ===============================================  ====================================
 
 Those from ``project`` to ``add_experts`` run once for each layer; a dense one has no
@@ -40,7 +40,6 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
-from ocr_phases.models.devices import device_of
 from ocr_phases.steps.capacity import power_of_two
 
 #: What a record calls these kernels, of attention and of experts.
@@ -51,8 +50,8 @@ _CHUNK_BYTES = 512
 
 
 class Size(NamedTuple):
-    """How much a program of a kernel makes: the most rows of each matrix, a power of two, and its
-    warps.
+    """How much work a program of a kernel does: at most so many rows of each matrix (a power of
+    two), with so many warps.
     """
 
     rows: int
@@ -75,9 +74,9 @@ SIZES = {
     "score_words": Size(8, 4),
     "close_step": Size(1, 16),
 }
-#: How many times a program of `score_words` makes its rows: the fewer programs, the fewer results
-#: of theirs the last kernel has to read.
-_TURNS = 4
+#: How many blocks of rows a program of `score_words` does: the fewer programs there are, the fewer
+#: results the last kernel has to read.
+_ROUNDS = 4
 #: Into how many parts the entries are divided at most: the kernel behind `attend` reads the results
 #: of all of them in each of its programs.
 MOST_PARTS = 16
@@ -141,7 +140,7 @@ def token_kernels_fit(language_model: nn.Module, head: nn.Module | None, batch: 
     rotary = getattr(language_model, "rotary_emb", None)
     if getattr(rotary, "rope_type", "") != "default":
         return False
-    if head.weight.shape[0] % _TURNS:
+    if head.weight.shape[0] % _ROUNDS:
         return False
     weights = [*language_model.parameters(), *head.parameters()]
     names = [name for name, _ in language_model.named_parameters()]
@@ -202,6 +201,41 @@ def starts_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@dataclass(frozen=True)
+class _MlpWeights:
+    """What a layer has behind its attention, as the kernels take it.
+
+    A dense layer chooses none of no experts, and its MLP stands in the place of the shared experts.
+    The kernels then read nothing of ``router`` and ``expert_weight``, which only have to be
+    tensors.
+    """
+
+    dense: Any
+    gated_rows: int
+    router: Tensor
+    expert_weight: Tensor
+    experts: int = 0
+    chosen: int = 0
+    expert_rows: int = 1
+
+    @classmethod
+    def of(cls, mlp: Any) -> _MlpWeights:
+        """The weights of a layer's ``mlp``."""
+        if not hasattr(mlp, "gate"):
+            weight = mlp.down_proj.weight
+            return cls(mlp, mlp.gate_proj.weight.shape[0], router=weight, expert_weight=weight)
+        shared = mlp.shared_experts
+        return cls(
+            shared,
+            shared.gate_proj.weight.shape[0],
+            router=mlp.gate.weight,
+            expert_weight=mlp.experts.down_proj,
+            experts=mlp.gate.weight.shape[0],
+            chosen=mlp.gate.top_k,
+            expert_rows=mlp.experts.down_proj.shape[2],
+        )
+
+
 class TokenStep:
     """The step's kernels for one model, one state and one static cache.
 
@@ -216,6 +250,8 @@ class TokenStep:
     early : bool
         Whether kernels may start before the one in front of them has ended (programmatic dependent
         launch, on NVIDIA GPUs from Hopper on).
+    multiprocessors : int, optional
+        How many the device has, where that is known.
     """
 
     def __init__(
@@ -226,6 +262,7 @@ class TokenStep:
         state: TokenState,
         *,
         early: bool,
+        multiprocessors: int | None = None,
     ) -> None:
         # Triton is not there on every machine.
         from ocr_phases.steps import token_kernels
@@ -246,15 +283,15 @@ class TokenStep:
         self._size: int = attention.head_dim
         self._heads = attention.q_proj.weight.shape[0] // self._size
         self._slots = state.mask.shape[-1]
-        # A program of `attend` that reads several blocks needs a multiprocessor for itself: with
-        # more programs than that, some would wait for others to end.
-        cores = device_of(device).chip().cores or self._heads
-        self._most_long_parts = min(MOST_PARTS, max(1, cores // self._heads))
+        # A program of `attend` that reads several blocks needs a multiprocessor for itself. There
+        # are not more such programs than multiprocessors: some would wait for others to end.
+        programs = multiprocessors or self._heads
+        self._most_parts_of_blocks = min(MOST_PARTS, max(1, programs // self._heads))
         self._words = weight.shape[0]
         self._chunk = _CHUNK_BYTES // weight.element_size()
         self._eps: float = config.rms_norm_eps
-        self._score_rows = _rows_of_program(self._words // _TURNS, SIZES["score_words"].rows)
-        parts = self._words // (_TURNS * self._score_rows)
+        self._score_rows = _rows_of_program(self._words // _ROUNDS, SIZES["score_words"].rows)
+        parts = self._words // (_ROUNDS * self._score_rows)
 
         def buffer(*sizes: int, dtype: torch.dtype = weight.dtype) -> Tensor:
             return torch.zeros(sizes, dtype=dtype, device=device)
@@ -270,24 +307,14 @@ class TokenStep:
         self._best_logits = buffer(parts, dtype=torch.float32)
         self._best_words = buffer(parts, dtype=torch.int32)
         self._part_sums = buffer(parts, dtype=torch.float32)
-        widest = 0
-        most_experts = 1
-        most_chosen = 1
-        widest_expert = 1
-        for layer in language_model.layers:
-            mlp = layer.mlp
-            if hasattr(mlp, "gate"):
-                widest = max(widest, mlp.shared_experts.gate_proj.weight.shape[0])
-                most_experts = max(most_experts, mlp.gate.weight.shape[0])
-                most_chosen = max(most_chosen, mlp.gate.top_k)
-                widest_expert = max(widest_expert, mlp.experts.down_proj.shape[2])
-            else:
-                widest = max(widest, mlp.gate_proj.weight.shape[0])
-        self._gated_values = buffer(widest)
-        self._router_logits = buffer(most_experts, dtype=torch.float32)
-        self._chosen = buffer(most_chosen, dtype=torch.int32)
-        self._chosen_weights = buffer(most_chosen, dtype=torch.float32)
-        self._expert_values = buffer(most_chosen, widest_expert)
+        mlps = [_MlpWeights.of(layer.mlp) for layer in language_model.layers]
+        experts = max(1, *(mlp.experts for mlp in mlps))
+        chosen = max(1, *(mlp.chosen for mlp in mlps))
+        self._gated_values = buffer(max(mlp.gated_rows for mlp in mlps))
+        self._router_logits = buffer(experts, dtype=torch.float32)
+        self._chosen = buffer(chosen, dtype=torch.int32)
+        self._chosen_weights = buffer(chosen, dtype=torch.float32)
+        self._expert_values = buffer(chosen, max(mlp.expert_rows for mlp in mlps))
         #: Of the newest step, [1, vocab].
         self.logits = buffer(1, self._words)
 
@@ -319,18 +346,18 @@ class TokenStep:
             self._close()
         return self.logits
 
-    def _start(self, name: str, grid: tuple[int, ...], **arguments: Any) -> None:
+    def start(self, name: str, grid: tuple[int, ...], **arguments: Any) -> None:
         """Start a kernel of `token_kernels` with a grid of programs and all of its arguments."""
-        early = self._early and name != "open_step"  # the first one waits for the step before
-        if early:
-            arguments["launch_pdl"] = True  # an option of Triton, as is num_warps
-        if name != "open_step":
-            arguments["EARLY"] = early
+        if name != "open_step":  # which waits for the step before
+            arguments["EARLY"] = self._early
+            if self._early:
+                arguments["launch_pdl"] = True  # an option of Triton, as is num_warps
         getattr(self._kernels, name)[grid](**arguments, num_warps=SIZES[name].warps)
 
     def _open(self) -> None:
+        """The token's embedding, its position's angles, and that the step sees its own entry."""
         state = self.state
-        self._start(
+        self.start(
             "open_step",
             (1,),
             token=state.token,
@@ -352,7 +379,7 @@ class TokenStep:
         state = self.state
         attention = layer.self_attn
         pairs = _rows_of_program(self._size // 2, SIZES["project"].rows)
-        self._start(
+        self.start(
             "project",
             (self._heads, self._size // 2 // pairs, 3),
             hidden=self._hidden,
@@ -377,9 +404,9 @@ class TokenStep:
         all_blocks = math.ceil(read / block)
         blocks = 1
         if all_blocks > MOST_PARTS:
-            blocks = math.ceil(all_blocks / self._most_long_parts)
+            blocks = math.ceil(all_blocks / self._most_parts_of_blocks)
         parts = math.ceil(all_blocks / blocks)
-        self._start(
+        self.start(
             "attend",
             (self._heads, parts),
             query=self._query,
@@ -397,7 +424,7 @@ class TokenStep:
             BLOCKS=blocks,
         )
         rows = _rows_of_program(self._width, SIZES["add_attention"].rows)
-        self._start(
+        self.start(
             "add_attention",
             (self._width // rows,),
             hidden=self._hidden,
@@ -414,72 +441,64 @@ class TokenStep:
 
     def _add_mlp(self, layer: Any) -> None:
         """A layer's dense MLP, or its experts: from the attended state to the next hidden one."""
-        mlp = layer.mlp
-        is_sparse = hasattr(mlp, "gate")
-        dense_mlp = mlp.shared_experts if is_sparse else mlp
-        gated_rows = dense_mlp.gate_proj.weight.shape[0]
-        experts = mlp.gate.weight.shape[0] if is_sparse else 0
-        rows = _rows_of_program(math.gcd(gated_rows, experts), SIZES["gate"].rows)
-        self._start(
+        mlp = _MlpWeights.of(layer.mlp)
+        rows = _rows_of_program(math.gcd(mlp.gated_rows, mlp.experts), SIZES["gate"].rows)
+        self.start(
             "gate",
-            ((gated_rows + experts) // rows,),
+            ((mlp.gated_rows + mlp.experts) // rows,),
             attended=self._attended,
             norm_weight=layer.post_attention_layernorm.weight,
-            gate_weight=dense_mlp.gate_proj.weight,
-            up_weight=dense_mlp.up_proj.weight,
-            router_weight=mlp.gate.weight if is_sparse else dense_mlp.gate_proj.weight,
+            gate_weight=mlp.dense.gate_proj.weight,
+            up_weight=mlp.dense.up_proj.weight,
+            router_weight=mlp.router,
             gated_values=self._gated_values,
             router_logits=self._router_logits,
             eps=self._eps,
-            GATED=gated_rows,
+            GATED=mlp.gated_rows,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
         )
-        chosen = 0
-        expert_rows = 1
-        if is_sparse:
-            chosen = mlp.gate.top_k
-            expert_rows = mlp.experts.down_proj.shape[2]
-            self._gate_experts(layer, experts, chosen, expert_rows)
+        if mlp.chosen:
+            self._gate_experts(layer, mlp)
         rows = _rows_of_program(self._width, SIZES["add_experts"].rows)
-        self._start(
+        self.start(
             "add_experts",
             (self._width // rows,),
             attended=self._attended,
             gated_values=self._gated_values,
-            weight=dense_mlp.down_proj.weight,
+            weight=mlp.dense.down_proj.weight,
             expert_values=self._expert_values,
-            expert_weight=mlp.experts.down_proj if is_sparse else dense_mlp.down_proj.weight,
+            expert_weight=mlp.expert_weight,
             chosen=self._chosen,
             chosen_weights=self._chosen_weights,
             hidden=self._hidden,
-            GATED=gated_rows,
-            EXPERT_GATED=expert_rows,
-            CHOSEN=chosen,
+            GATED=mlp.gated_rows,
+            EXPERT_GATED=mlp.expert_rows,
+            CHOSEN=mlp.chosen,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
         )
 
-    def _gate_experts(self, layer: Any, experts: int, chosen: int, expert_rows: int) -> None:
+    def _gate_experts(self, layer: Any, mlp: _MlpWeights) -> None:
         """The first half of the chosen experts."""
-        rows = _rows_of_program(expert_rows, SIZES["gate_experts"].rows)
-        self._start(
+        rows = _rows_of_program(mlp.expert_rows, SIZES["gate_experts"].rows)
+        self.start(
             "gate_experts",
-            (expert_rows // rows, chosen),
+            (mlp.expert_rows // rows, mlp.chosen),
             attended=self._attended,
             norm_weight=layer.post_attention_layernorm.weight,
             router_logits=self._router_logits,
             weight=layer.mlp.experts.gate_up_proj,
-            gated_values=self._expert_values,
+            expert_values=self._expert_values,
             chosen=self._chosen,
             chosen_weights=self._chosen_weights,
             eps=self._eps,
             scaling=layer.mlp.gate.routed_scaling_factor,
-            EXPERTS=experts,
-            EXPERTS_BLOCK=power_of_two(1, experts),
-            GATED=expert_rows,
+            EXPERTS=mlp.experts,
+            EXPERTS_BLOCK=power_of_two(1, mlp.experts),
+            GATED=mlp.expert_rows,
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=rows,
@@ -487,7 +506,7 @@ class TokenStep:
 
     def _score(self) -> None:
         """The final norm, and the head."""
-        self._start(
+        self.start(
             "score_words",
             (self._best_words.numel(),),
             hidden=self._hidden,
@@ -501,14 +520,14 @@ class TokenStep:
             WIDTH=self._width,
             CHUNK=self._chunk,
             ROWS=self._score_rows,
-            TURNS=_TURNS,
+            ROUNDS=_ROUNDS,
         )
 
     def _close(self) -> None:
-        """The choice of the next token."""
+        """The choice of the next token, and the move to the next entry."""
         state = self.state
         parts = self._best_words.numel()
-        self._start(
+        self.start(
             "close_step",
             (1,),
             best_logits=self._best_logits,
