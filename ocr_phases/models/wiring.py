@@ -150,11 +150,16 @@ class NativeInterface:
         carried: Any = None,
     ) -> dict[str, Any]:
         """The keyword arguments of the forward of one decode step, as `ModelInterface` has them."""
+        position_ids = positions
+        if position_ids is None:
+            # The class would ask the cache for the same number, and launch two kernels for it.
+            length = mask.shape[1]
+            position_ids = torch.arange(length - 1, length, device=token.device)[None]
         return {
             "input_ids": token[:, None],
             "past_key_values": cache,
             "attention_mask": self._step_mask(model, mask, positions, prompt_len),
-            "position_ids": positions,
+            "position_ids": position_ids,
         }
 
     def generate_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:

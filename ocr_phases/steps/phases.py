@@ -321,7 +321,13 @@ def decode_step(
     place of the model class: a `ocr_phases.steps.captured.StaticStep`. Raises `OcrPhasesError`
     where a rule of decode is broken.
     """
-    timeline = timeline or NoTimeline()
+    return _decode_step(model, state, timeline or NoTimeline(), read=read, step=step)
+
+
+def _decode_step(
+    model: nn.Module, state: DecodeState, timeline: Timeline, *, read: bool, step: Step | None
+) -> Tensor:
+    """`decode_step` for a caller that has switched gradients off: the loop does it once for all."""
     _check_model(model)
     with timeline.in_phase("decode", "decode_step", len(state.lengths) - 1):
         # By many columns at once: one in every step would be two launches in each.
@@ -411,7 +417,7 @@ def decode(
         steps = min(eos_check_every, max_new_tokens - state.generated)
         while any(running) and steps > 0:
             for number in range(1, steps + 1):
-                decode_step(model, state, timeline, read=number == steps, step=step)
+                _decode_step(model, state, timeline, read=number == steps, step=step)
             fresh = [ids[-steps:] for ids in state.ids]
             running = [
                 runs and ends.isdisjoint(ids) for runs, ids in zip(running, fresh, strict=True)
