@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +28,7 @@ from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps import token_step
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
-from ocr_phases.steps.token_step import token_kernels_fit
+from ocr_phases.steps.token_step import SIZES, token_kernels_fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_triton = pytest.mark.skipif(
@@ -313,3 +317,21 @@ def test_token_kernels_need_a_triton_that_compiles_them(
 ) -> None:
     installed(number)
     assert token_kernels_fit(*parts, batch=1) == fits
+
+
+@needs_triton
+def test_no_kernel_keeps_registers_in_memory() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "benchmarks.token_layouts"]
+    root = Path(__file__).parents[1]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=root, env=environment, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    _, _, *rows = [line.split(" | ") for line in done.stdout.splitlines()]
+    assert {row[0].removeprefix("| ") for row in rows} == set(SIZES)
+    spills = [int(row[4]) for row in rows]
+    assert spills == [0] * len(rows)
