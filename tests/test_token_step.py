@@ -20,15 +20,16 @@ from unittest.mock import patch
 import pytest
 import torch
 from golden_cases import RECORDINGS, assert_same, recorded_inputs, static_step
+from refusals import refused
 from torch import Tensor, nn
 
-from ocr_phases import OCRSession, decode, prefill
+from ocr_phases import OcrPhasesError, OCRSession, decode, prefill
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps import token_step
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
-from ocr_phases.steps.token_step import SIZES, token_kernels_fit
+from ocr_phases.steps.token_step import SIZES, token_kernels_fit, triton_explained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_triton = pytest.mark.skipif(
@@ -317,6 +318,25 @@ def test_token_kernels_need_a_triton_that_compiles_them(
 ) -> None:
     installed(number)
     assert token_kernels_fit(*parts, batch=1) == fits
+
+
+@pytest.mark.parametrize("lines", ["Failed to find C compiler.\nInstall one.", ""])
+def test_what_triton_cannot_compile_is_one_sentence(lines: str) -> None:
+    with refused(), triton_explained():
+        raise RuntimeError(lines)
+
+
+@needs_triton
+def test_errors_of_triton_are_explained() -> None:
+    from triton.errors import TritonError
+
+    with pytest.raises(OcrPhasesError, match="no such instruction"), triton_explained():
+        raise TritonError("no such instruction")
+
+
+def test_a_lack_of_memory_is_not_said_to_be_tritons() -> None:
+    with pytest.raises(torch.OutOfMemoryError), triton_explained():
+        raise torch.OutOfMemoryError("out of memory")
 
 
 @needs_triton

@@ -51,7 +51,14 @@ from ocr_phases.steps.forwards import (
 from ocr_phases.steps.graphs import capture, capture_call, tensors_in, waits_for_device
 from ocr_phases.steps.phases import DecodeState
 from ocr_phases.steps.preparing import announce, compiling, timed_preparation
-from ocr_phases.steps.token_step import TokenState, TokenStep, starts_early, token_kernels_fit
+from ocr_phases.steps.token_step import (
+    TOKEN_KERNELS,
+    TokenState,
+    TokenStep,
+    starts_early,
+    token_kernels_fit,
+    triton_explained,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -325,10 +332,11 @@ class StaticStep:
     def _compile_with(self, runs: Sequence[Run]) -> None:
         """Let the compiler make the step for these lengths, which the first call of each does."""
         made_from = f"{self._mask.shape} {self.model.config}"
-        with (
-            tuned_kernels(self.device),
-            compiling("the decode step", self.device, made_from) as preparation,
-        ):
+        kernels: AbstractContextManager[None] = tuned_kernels(self.device)
+        if self.token_step is not None:
+            made_from += f" {TOKEN_KERNELS}"
+            kernels = triton_explained()
+        with kernels, compiling("the decode step", self.device, made_from) as preparation:
             for run in runs:
                 run()
         self.setup.compile_ms = (self.setup.compile_ms or 0.0) + preparation.ms

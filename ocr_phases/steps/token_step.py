@@ -31,6 +31,8 @@ heads as query heads, and a mixture of experts with a greedy router.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
@@ -40,6 +42,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.steps.capacity import power_of_two
 
 #: What a record calls these kernels, of attention and of experts.
@@ -199,6 +202,32 @@ def starts_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@contextmanager
+def triton_explained() -> Iterator[None]:
+    """Say in one sentence why Triton could not compile a kernel in a ``with`` block.
+
+    Raises `OcrPhasesError`. Triton has errors of its own, and says by a RuntimeError that there is
+    no C compiler. A lack of memory is not Triton's.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except _triton_errors() as error:
+        lines = str(error).strip().splitlines()
+        first = lines[0] if lines else type(error).__name__
+        raise OcrPhasesError(f"Triton failed here ({first}): use 'cuda_graph'.") from error
+
+
+def _triton_errors() -> tuple[type[Exception], ...]:
+    """What Triton raises where it cannot compile a kernel."""
+    if not has_triton():
+        return (RuntimeError,)
+    from triton.errors import TritonError
+
+    return (RuntimeError, TritonError)
 
 
 @dataclass(frozen=True)
