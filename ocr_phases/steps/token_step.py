@@ -217,7 +217,7 @@ def triton_explained() -> Iterator[None]:
         raise
     except _triton_errors() as error:
         lines = str(error).strip().splitlines()
-        first = lines[0] if lines else type(error).__name__
+        first = lines[0].rstrip(".") if lines else type(error).__name__
         raise OcrPhasesError(f"Triton failed here ({first}): use 'cuda_graph'.") from error
 
 
