@@ -24,7 +24,7 @@ from ocr_phases.analyse.floors import (
     floor_table,
     why_no_floor,
 )
-from ocr_phases.analyse.sentences import floor_sentence
+from ocr_phases.analyse.sentences import floor_sentence, read_rate_sentence
 from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.loaded_model import LoadedModel
 from ocr_phases.record.parts import CeilingsPart, make_part
@@ -81,6 +81,31 @@ def test_the_floor_of_a_step_is_its_bytes_over_the_bandwidth() -> None:
     assert step["times_floor"] == pytest.approx(step["device_ms"] / step["floor_ms"])
     assert step["mbu"] == pytest.approx(1 / step["times_floor"])
     assert step["mfu"] == pytest.approx(step["flops"] / step["device_ms"] * 1e3 / 7.9e14)
+
+
+def test_the_rate_of_reading_is_beside_the_measured_one_and_the_datasheets() -> None:
+    run = measured_run({**H200, "bandwidth_bytes_per_s": 4.0e12})
+    step = floor_table(run).set_index("stage").loc["decode_step"]
+
+    sentence = read_rate_sentence(run)
+
+    gigabytes_per_s = step["bytes"] / step["device_ms"] / 1e6
+    assert f"at {gigabytes_per_s:.0f} GB/s" in sentence
+    assert f"{100 * gigabytes_per_s / 4000:.1f} % of the bandwidth measured" in sentence
+    assert f"{100 * gigabytes_per_s / 4800:.1f} % of the 4.8 TB/s on its datasheet" in sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"device": {"ceilings": None}}, id="nothing measured"),
+        pytest.param({"device": {"name": "a card of its own"}}, id="no datasheet"),
+        pytest.param({"model": {"config": {}}}, id="unknown cost"),
+    ],
+)
+def test_without_one_of_the_rates_there_is_no_such_sentence(changes: dict[str, Any]) -> None:
+    assert read_rate_sentence(measured_run(H200))
+    assert read_rate_sentence(altered(measured_run(H200), **changes)) == ""
 
 
 def test_ceilings_of_another_dtype_give_way_to_the_datasheet() -> None:

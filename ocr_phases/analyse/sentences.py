@@ -13,7 +13,12 @@ import numpy as np
 from ocr_phases.analyse.checks import noisy_checks, run_checks, with_verdict
 from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.floors import ceilings_of, times_text
+from ocr_phases.analyse.floors import (
+    ceilings_of,
+    datasheet_ceilings,
+    measured_ceilings,
+    times_text,
+)
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
 from ocr_phases.analyse.noise import Verdict, ceilings_are_wrong, trusted_floors
@@ -33,6 +38,7 @@ from ocr_phases.text import (
     ms_text,
     percent_text,
     percent_within,
+    rate_text,
 )
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
@@ -207,6 +213,27 @@ def floor_sentence(run: Record) -> str:
         f"A decode step takes {ms_text(row['device_ms'])}, {times_text(row['times_floor'])} its "
         f"floor of {ms_text(row['floor_ms'])}, which is the shortest time that the {resource} "
         f"({source}) allows."
+    )
+
+
+def read_rate_sentence(run: Record) -> str:
+    """At which rate a decode step reads memory, beside the bandwidth that was measured and the
+    datasheet's, to which published figures refer; empty where one of the three is unknown.
+    """
+    floors = trusted_floors(run)
+    step = floors[(floors["stage"] == "decode_step") & (floors["device_ms"] > 0)]
+    measured = measured_ceilings(run)
+    datasheet = datasheet_ceilings(run)
+    if step.empty or measured is None or datasheet is None:
+        return ""
+    row = step.iloc[0]
+    bytes_per_s = row["bytes"] / (row["device_ms"] / 1e3)
+    of_measured = percent_text(bytes_per_s / measured.bandwidth_bytes_per_s)
+    of_datasheet = percent_text(bytes_per_s / datasheet.bandwidth_bytes_per_s)
+    return (
+        f"A decode step reads memory at {rate_text(bytes_per_s)}B/s, which is {of_measured} of the "
+        f"bandwidth measured on this device, and {of_datasheet} of the "
+        f"{rate_text(datasheet.bandwidth_bytes_per_s)}B/s on its datasheet."
     )
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.analyse.noise import ceilings_are_wrong, impossible_values
+from ocr_phases.analyse.sentences import read_rate_sentence
 from ocr_phases.analyse.stages import (
     STAGE_KEYS,
     repeat_table,
@@ -154,7 +155,8 @@ def floors_section(run: Record) -> Section:
         marks=over_hundred(table),
     )
     ceilings = note(f"Ceilings: {ceilings_text(run)}.")
-    return Section(floors, ceilings, note(faults), plot_roofline(run))
+    read_rate = note(read_rate_sentence(run))
+    return Section(floors, ceilings, read_rate, note(faults), plot_roofline(run))
 
 
 def over_hundred(table: pd.DataFrame) -> dict[str, pd.Series]:
