@@ -47,8 +47,10 @@ POINTERS = {
 class CompiledStep(TokenStep):
     """A step that compiles its kernels in place of starting them."""
 
-    #: A row for each kernel that was compiled: its name with what came out.
-    rows: list[tuple[str, ...]]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        #: A row for each kernel that was compiled: its name with what came out.
+        self.rows: list[tuple[str, ...]] = []
 
     def start(self, name: str, grid: tuple[int, ...], **arguments: Any) -> None:
         """Compile a kernel, and note what came out."""
@@ -127,7 +129,6 @@ def compiled_rows() -> list[tuple[str, ...]]:
         early=True,
         multiprocessors=MULTIPROCESSORS,
     )
-    compiled_step.rows = []
     for read in READS:
         compiled_step(read)
     return compiled_step.rows

@@ -38,6 +38,20 @@ class Keyword:
         return f"{self.name}={self.value!r}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its kind where it says nothing.
+
+    Examples
+    --------
+    >>> first_line(RuntimeError("no compiler\\nsee the manual"))
+    'no compiler'
+    >>> first_line(RuntimeError())
+    'RuntimeError'
+    """
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0]
+
+
 class OcrPhasesError(Exception):
     """Bad input or an unusable environment; the command line prints it and exits with code 2.
 

@@ -6,7 +6,6 @@ wrong then is seen in few of many runs on a GPU, so the rules are held here for 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +20,7 @@ from ocr_phases import decode, prefill
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="Triton is not installed"
-    ),
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass

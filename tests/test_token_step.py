@@ -54,7 +54,6 @@ def step_with_token_kernels(model: nn.Module, inputs: DeviceInputs, tokens: int)
     return step.ready_for(inputs.input_ids.shape[1], tokens)
 
 
-@needs_triton
 @pytest.mark.parametrize("family", RECORDINGS)
 def test_token_kernels_make_the_tokens_of_the_class(
     family: str, session_of: Callable[[str], OCRSession]
@@ -69,7 +68,6 @@ def test_token_kernels_make_the_tokens_of_the_class(
     assert torch.isfinite(step.sums).all()
 
 
-@needs_triton
 def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession]) -> None:
     model = session_of("unlimited-ocr").model
     inputs = recorded_inputs("unlimited-ocr", "small")
@@ -83,7 +81,6 @@ def test_token_kernels_go_around_a_window(session_of: Callable[[str], OCRSession
     assert_same(mine, expected)
 
 
-@needs_triton
 def test_token_kernels_read_many_entries_block_by_block(
     session_of: Callable[[str], OCRSession],
 ) -> None:
@@ -135,7 +132,6 @@ class OutOfSight:
         self._kept.clear()
 
 
-@needs_triton
 def test_kernels_read_nothing_that_their_step_writes_before_they_wait(
     session_of: Callable[[str], OCRSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +149,6 @@ def test_kernels_read_nothing_that_their_step_writes_before_they_wait(
     assert_same(mine, decode(model, prefill(model, inputs), 3))
 
 
-@needs_triton
 def test_of_equal_logits_the_first_word_is_the_next_token(
     session_of: Callable[[str], OCRSession],
 ) -> None:
@@ -175,7 +170,6 @@ def test_of_equal_logits_the_first_word_is_the_next_token(
     assert state.ids[0][-1] == best[0]
 
 
-@needs_triton
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 def test_a_nan_leaves_tokens_and_experts_among_those_there_are(
     session_of: Callable[[str], OCRSession],
@@ -196,7 +190,6 @@ def test_a_nan_leaves_tokens_and_experts_among_those_there_are(
     assert all(0 <= token < words for token in state.ids[0])
 
 
-@needs_triton
 def test_attention_to_large_values_stays_within_float16(
     session_of: Callable[[str], OCRSession],
 ) -> None:

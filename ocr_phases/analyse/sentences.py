@@ -226,13 +226,12 @@ def read_rate_sentence(run: Record) -> str:
     datasheet = datasheet_ceilings(run)
     if step.empty or measured is None or datasheet is None:
         return ""
-    row = step.iloc[0]
-    bytes_per_s = row["bytes"] / (row["device_ms"] / 1e3)
-    of_measured = percent_text(bytes_per_s / measured.bandwidth_bytes_per_s)
+    mbu = step.iloc[0]["mbu"]
+    bytes_per_s = mbu * measured.bandwidth_bytes_per_s
     of_datasheet = percent_text(bytes_per_s / datasheet.bandwidth_bytes_per_s)
     return (
-        f"A decode step reads memory at {rate_text(bytes_per_s)}B/s, which is {of_measured} of the "
-        f"bandwidth measured on this device, and {of_datasheet} of the "
+        f"A decode step reads memory at {rate_text(bytes_per_s)}B/s, which is {percent_text(mbu)} "
+        f"of the bandwidth measured on this device, and {of_datasheet} of the "
         f"{rate_text(datasheet.bandwidth_bytes_per_s)}B/s on its datasheet."
     )
 

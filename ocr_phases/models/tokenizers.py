@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, first_line
 from ocr_phases.families.config import TokenizerLabels
 from ocr_phases.models.folders import read_json
 from ocr_phases.models.growth import check_growth
@@ -82,7 +82,7 @@ def load_any_tokenizer(folder: Path) -> Any:
 
 def _tokenizer_problem(error: Exception) -> str:
     """What is wrong with a tokenizer.json that ``error`` came of, and what to do about it."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if any(sign in reason for sign in _UNKNOWN_PART):
         return (
             f"has a part that tokenizers {version('tokenizers')}, which is here, does not know "

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError, first_line
 from ocr_phases.families import FamilyFacts
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.interface import parameter_count
@@ -119,9 +119,8 @@ def load_weights(
             **options,
         )
     except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        message = str(error).strip() or type(error).__name__
-        first = message.splitlines()[0]
-        raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {first}") from error
+        reason = first_line(error)
+        raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {reason}") from error
     # Buffers that the file lacks are made by the class itself; another shape is a RuntimeError
     # above.
     parameters = {key for key, _ in model.named_parameters()}

@@ -145,17 +145,8 @@ class StaticStep:
         self._close = self._close_step
         #: The step's own kernels, where they run it.
         self.token_step: TokenStep | None = None
-        head = model.get_output_embeddings()
-        has_kernels = starts_early(self.device) and token_kernels_fit(language_model, head, batch)
-        if strategy == "compiled" and has_kernels:
-            self.use_token_kernels()
-        elif strategy == "compiled":
-            options = step_options(self.device)
-            self._methods = fused_methods(language_model)
-            self._parts = compiled_language_model(language_model, options)
-            self._parts[head] = compile_apart(head.forward, options)
-            self._open = compile_apart(self._open_column, options)
-            self._close = compile_apart(self._close_step, options)
+        if strategy == "compiled":
+            self._choose_kernels(language_model, batch)
         #: As ``strategy`` runs it, by the entries that it reads.
         self._runs: dict[int, Run] = {}
         self.setup = StepSetup(
@@ -174,6 +165,19 @@ class StaticStep:
             batch, config.num_key_value_heads, width, self.model.dtype, self.device
         )
         return cache
+
+    def _choose_kernels(self, language_model: nn.Module, batch: int) -> None:
+        """Run a compiled step by its own kernels where they fit, else by the compiler's."""
+        head = self.model.get_output_embeddings()
+        if starts_early(self.device) and token_kernels_fit(language_model, head, batch):
+            self.use_token_kernels()
+            return
+        options = step_options(self.device)
+        self._methods = fused_methods(language_model)
+        self._parts = compiled_language_model(language_model, options)
+        self._parts[head] = compile_apart(head.forward, options)
+        self._open = compile_apart(self._open_column, options)
+        self._close = compile_apart(self._close_step, options)
 
     def use_token_kernels(self) -> None:
         """Run the step by kernels of its own, for a model such as `token_kernels_fit` is true for.

@@ -17,7 +17,7 @@ from time import perf_counter
 
 import torch
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, first_line
 from ocr_phases.listeners import Channel, Listener
 from ocr_phases.models.devices import device_of
 
@@ -78,9 +78,8 @@ def timed_preparation(device: torch.device | str) -> Iterator[Preparation]:
     try:
         yield preparation
     except torch._dynamo.exc.TorchDynamoException as error:
-        lines = str(error).strip().splitlines()
-        first = lines[0] if lines else type(error).__name__
-        raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
+        reason = first_line(error)
+        raise OcrPhasesError(f"torch.compile failed here ({reason}): use 'eager'.") from error
     waited_for.synchronize()
     preparation.ms = (perf_counter() - start) * 1e3
 

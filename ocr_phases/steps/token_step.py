@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, first_line
 from ocr_phases.steps.capacity import power_of_two
 
 #: What a record calls these kernels, of attention and of experts.
@@ -217,9 +217,8 @@ def triton_explained() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except _triton_errors() as error:
-        lines = str(error).strip().splitlines()
-        first = lines[0].rstrip(".") if lines else type(error).__name__
-        raise OcrPhasesError(f"Triton failed here ({first}): use 'cuda_graph'.") from error
+        reason = first_line(error).rstrip(".")
+        raise OcrPhasesError(f"Triton failed here ({reason}): use 'cuda_graph'.") from error
 
 
 def _triton_errors() -> tuple[type[Exception], ...]:
@@ -235,9 +234,8 @@ def _triton_errors() -> tuple[type[Exception], ...]:
 class _MlpWeights:
     """What a layer has behind its attention, as the kernels take it.
 
-    A dense layer chooses none of no experts, and its MLP stands in the place of the shared experts.
-    The kernels then read nothing of ``router`` and ``expert_weight``, which only have to be
-    tensors.
+    A dense layer has no experts, and its MLP stands in the place of the shared ones. The kernels
+    then read nothing of ``router`` and ``expert_weight``, which only have to be tensors.
     """
 
     dense: Any
@@ -313,8 +311,8 @@ class TokenStep:
         self._size: int = attention.head_dim
         self._heads = attention.q_proj.weight.shape[0] // self._size
         self._slots = state.mask.shape[-1]
-        # A program of `attend` that reads several blocks needs a multiprocessor for itself. There
-        # are not more such programs than multiprocessors: some would wait for others to end.
+        # A program of `attend` that reads several blocks needs a multiprocessor for itself. With
+        # more such programs than multiprocessors, some would wait for others to end.
         programs = multiprocessors or self._heads
         self._most_parts_of_blocks = min(MOST_PARTS, max(1, programs // self._heads))
         self._words = weight.shape[0]
