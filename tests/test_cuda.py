@@ -18,6 +18,7 @@ from golden_cases import RECORDINGS
 
 from ocr_phases import OcrPhasesError, OCRSession, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
+from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.steps import token_step
 from ocr_phases.steps.capacity import CAPACITY
@@ -170,6 +171,24 @@ def test_a_captured_prefill_equals_one_that_is_not(preset: str) -> None:
     torch.testing.assert_close(captured.logits, plain.logits, atol=0, rtol=0)
     for before, layer in zip(keys_before, step.cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, before, atol=0, rtol=0)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
+    reason="experts wait for the device on a GPU before Hopper",
+)
+@pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_prefill_of_every_family_is_captured(family: str, strategy: str) -> None:
+    encoder = "encoder_layers" if family == "deepseek-ocr-2" else "clip_layers"
+    sizes = f"layers=2,hidden=128,heads=2,experts=8,vocab=2304,sam_layers=1,{encoder}=1"
+    session = OCRSession.load(f"dummy:{family},{sizes}", device="cuda", dtype="bfloat16")
+    run = session.run_inference(
+        PAGE, max_new_tokens=8, strategy=strategy, repeats=1, warmup=0, ceilings=False
+    )
+    assert run.model.strategy_setup.prefill_capture_ms > 0
+    (step,) = session.loaded_model.steps.values()
+    assert all(forward.took_ms is not None for forward in step.prefill.made.values())
 
 
 @pytest.mark.parametrize("infer", [{"temperature": 1.4}, {"no_repeat_ngram_size": 2}])

@@ -268,6 +268,31 @@ def test_a_captured_prefill_uses_no_cache_but_its_steps(golden_session: OCRSessi
     assert state.cache is step.cache
 
 
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("deepseek-ocr", "small"), ("deepseek-ocr-2", "page768"), ("unlimited-ocr", "long")],
+)
+def test_a_prompt_needs_no_mask_while_a_graph_is_captured(
+    name: str,
+    case: str,
+    driven: Callable[[str, str], tuple[OCRSession, DeviceInputs]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, inputs = driven(name, case)
+    step = static_step(session.model, inputs, 2)
+    first_layer = session.interface.modules(session.model)["language_model"].layers[0]
+    masks: list[Tensor | None] = []
+
+    def note_mask(_module: nn.Module, _args: object, keywords: dict[str, Any]) -> None:
+        masks.append(keywords["attention_mask"])
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with first_layer.register_forward_pre_hook(note_mask, with_kwargs=True):
+        prefill(session.model, inputs, step=step)
+
+    assert masks == [None]
+
+
 def note_a_wait(waits: list[str]) -> AbstractContextManager[None]:
     """In place of `note_host_syncs`: the host waited once."""
     waits.append("a wait")

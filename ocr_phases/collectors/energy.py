@@ -80,10 +80,10 @@ def joules_between(readings: Sequence[list[float]], ranges: list[float]) -> floa
 
 
 @cache
-def counter_and_idle_watts(
-    device: torch.device, powercap: Path = POWERCAP
-) -> tuple[EnergyCounter, float]:
+def counter_and_idle_watts(device: torch.device, powercap: Path) -> tuple[EnergyCounter, float]:
     """The counter of a device, and the watts of the idle device, measured for a second.
+
+    That second is spent once in a process. ``powercap`` is the folder of a CPU's counters.
 
     Raises OSError where the device has no counter, or none that this user may read.
     """

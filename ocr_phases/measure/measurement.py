@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Generic, TypeVar
 
 import msgspec
@@ -15,7 +17,7 @@ import torch
 
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.conditions import Conditions, CoreWaits
-from ocr_phases.collectors.energy import counter_and_idle_watts
+from ocr_phases.collectors.energy import POWERCAP, counter_and_idle_watts
 from ocr_phases.collectors.hooks import generate_ranges, stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
@@ -276,6 +278,8 @@ class Measurement:
         is_vision_prepared = request.vision != "eager"
         if not is_static and not is_vision_prepared:
             return
+        if "compiled" in (request.strategy, request.vision):
+            self._import_compiler()
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         is_captured = is_static and inputs.input_ids.is_cuda
         with numbered_announcements(self._count_preparations(inputs)), self._vision_execution():
@@ -301,6 +305,22 @@ class Measurement:
                 self.vision_setup = SetupPart(compile_ms=took_ms)
             else:
                 self.vision_setup = SetupPart(capture_ms=took_ms)
+
+    def _import_compiler(self) -> None:
+        """Import the compiler, and measure the watts of an idle GPU meanwhile.
+
+        Either takes a second or more, and the GPU has nothing to do with the import.
+        """
+        device = torch.device(self.device)
+        if device.type != "cuda":
+            return
+        device_of(device).synchronize()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            measured = pool.submit(counter_and_idle_watts, device, POWERCAP)
+            import_module("torch._inductor.compile_fx")
+        # That there is no counter is told where the energy of the runs is measured.
+        with contextlib.suppress(OSError):
+            measured.result()
 
     def _shapes(self) -> tuple[object, ...]:
         """What the kernels and the memory of a run depend on: sizes of its inputs, and its way."""
@@ -485,7 +505,7 @@ class Measurement:
     def _measure_phase_energy(self) -> PhaseEnergyPart:
         """The energy of each phase, or why it is missing."""
         try:
-            counter, idle_w = counter_and_idle_watts(torch.device(self.device))
+            counter, idle_w = counter_and_idle_watts(torch.device(self.device), POWERCAP)
         except OSError as error:
             return PhaseEnergyPart(missing=str(error))
         inputs = self.packed.to(self.device, self.checkpoint.dtype)

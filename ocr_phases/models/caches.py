@@ -200,6 +200,19 @@ class Reach:
     extent: Tensor
 
 
+class SlotCache(Cache):
+    """The layers of a static cache, in which every prompt begins at the first entry."""
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Where a prompt's queries begin among the keys that they see: at the first one.
+
+        transformers asks for it where it makes the mask of a prompt, and would get the tokens so
+        far, which the device counts. While a graph is captured it cannot read them. It would then
+        give the layers a mask, which they do without otherwise, and the compiler would begin again.
+        """
+        return 0
+
+
 def static_cache(layers: int, max_cache_len: int, window: int | None, reach: Reach) -> Cache:
     """An empty static cache of so many layers, whose decode steps write and read as ``reach`` says.
 
@@ -207,7 +220,7 @@ def static_cache(layers: int, max_cache_len: int, window: int | None, reach: Rea
     its way by a count on the host; its others read all that there is room for.
     """
     layer_class = _slot_layer_class()
-    return Cache(layers=[layer_class(max_cache_len, window, reach) for _ in range(layers)])
+    return SlotCache(layers=[layer_class(max_cache_len, window, reach) for _ in range(layers)])
 
 
 @lru_cache(maxsize=1)

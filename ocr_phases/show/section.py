@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from ocr_phases.show.shown_figure import figure_html
 from ocr_phases.show.web import (
     Html,
     document_html,
@@ -23,6 +20,7 @@ from ocr_phases.show.web import (
 from ocr_phases.text import plain
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 #: What a cell shows, by MIME type.
@@ -53,6 +51,9 @@ class Section:
 
     def html(self) -> str:
         """All of it as one fragment."""
+        # What draws is imported where it draws: every measurement imports this module.
+        from ocr_phases.show.shown_figure import figure_html
+
         fragments = []
         for part in self.parts:
             fragments.append(part if isinstance(part, str) else figure_html(part))

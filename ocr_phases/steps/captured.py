@@ -399,8 +399,7 @@ class CapturedPrefill(ForwardsByShape):
 
     Where it ``compiles``, they are compiled too, once for all lengths. What waits for the device
     runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which torch has no
-    grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
-    host.
+    grouped product. So do padded rows, whose mask is read on the host.
     """
 
     def __init__(self, language_model: nn.Module, *, compiles: bool) -> None:
