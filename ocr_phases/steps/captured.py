@@ -35,6 +35,7 @@ from ocr_phases.steps.compiled import (
     first_largest,
     fused_methods,
     norm_methods,
+    prefill_methods,
     row_sums,
     step_options,
     tuned_kernels,
@@ -404,7 +405,7 @@ class CapturedPrefill(ForwardsByShape):
 
     def __init__(self, language_model: nn.Module, *, compiles: bool) -> None:
         super().__init__({"language_model": language_model}, KEPT_STEPS)
-        self._methods = norm_methods(language_model)
+        self._methods = prefill_methods(language_model)
         self._parts: dict[nn.Module, Forward] = {}
         if compiles:
             self._parts = compiled_language_model(language_model)
