@@ -46,6 +46,12 @@ def test_no_import_brings_torch_or_pyplot() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_measures_imports_nothing_that_draws() -> None:
+    code = "import sys; from ocr_phases import OCRSession; assert 'matplotlib' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 WITHOUT_TEXT_LIBRARIES = """
 import sys
 sys.modules["rapidfuzz"] = sys.modules["apted"] = None

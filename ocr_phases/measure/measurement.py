@@ -83,6 +83,7 @@ from ocr_phases.steps import phases
 from ocr_phases.steps.capacity import capacity_for
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.decode_kernels import decode_attention
+from ocr_phases.steps.graphs import no_collection
 from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
 from ocr_phases.steps.strategies import check_strategy
@@ -315,7 +316,8 @@ class Measurement:
         if device.type != "cuda":
             return
         device_of(device).synchronize()
-        with ThreadPoolExecutor(max_workers=1) as pool:
+        # The import makes many objects, which all stay.
+        with ThreadPoolExecutor(max_workers=1) as pool, no_collection():
             measured = pool.submit(counter_and_idle_watts, device, POWERCAP)
             import_module("torch._inductor.compile_fx")
         # That there is no counter is told where the energy of the runs is measured.
