@@ -6,6 +6,7 @@ That a static step gives the tokens of ``generate()`` is held with the phases in
 
 import gc
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,15 +28,23 @@ from transformers import DynamicCache
 
 from ocr_phases import OCRSession, PhaseRun, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
+from ocr_phases.collectors.energy import POWERCAP
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.caches import device_lengths
+from ocr_phases.models.devices import device_of
 from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps import graphs, strategies
+from ocr_phases.steps import graphs, preparing, strategies
 from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import RelativePositions, StaticStep
-from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
+from ocr_phases.steps.compiled import (
+    compile_apart,
+    first_largest,
+    prefill_methods,
+    sam_attention,
+)
+from ocr_phases.steps.forwards import methods_of_kinds
 from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.preparing import EarlierStarts, announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
@@ -328,6 +337,27 @@ def test_a_prefill_that_cannot_be_captured_runs_eagerly(
     assert [took for _, took in step.prefill.made.values()] == attempts
 
 
+@pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_with_short_numbers_give_the_same(
+    dtype: torch.dtype, experts: str, own_session: OCRSession
+) -> None:
+    model = own_session.model.to(dtype)
+    model.set_experts_implementation(experts)
+    language_model = own_session.interface.modules(model)["language_model"]
+    layer = next(module for module in language_model.modules() if hasattr(module, "gate_up_proj"))
+    chosen = torch.stack([torch.randperm(layer.num_experts)[:2] for _ in range(40)])
+    weights = torch.rand(40, 2, dtype=dtype)
+    states = torch.randn(40, layer.hidden_dim, dtype=dtype)
+
+    with torch.no_grad():
+        expected = layer(states, chosen, weights)
+        with methods_of_kinds(prefill_methods(language_model)):
+            found = layer(states, chosen, weights)
+
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
 # -- compiled steps --------------------------------------------------------------------------------
 
 
@@ -470,6 +500,44 @@ def test_what_cannot_be_compiled_is_one_sentence() -> None:
 
     with refused(), timed_preparation("cpu"):
         compiled(torch.ones(1))
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("measure", "outcome"),
+    [
+        pytest.param(lambda: None, nullcontext(), id="measured"),
+        pytest.param(lambda: fail(OSError("no counter")), nullcontext(), id="no counter"),
+        pytest.param(lambda: fail(ValueError("wrong")), pytest.raises(ValueError), id="a fault"),
+    ],
+)
+def test_idle_watts_are_measured_while_the_compiler_is_imported(
+    measure: Callable[[], None],
+    outcome: AbstractContextManager[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def counter_and_idle_watts(*arguments: Any) -> None:
+        asked.append(arguments)
+        measure()
+
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(preparing, "device_of", lambda _device: device_of("cpu"))
+    monkeypatch.setattr(preparing, "counter_and_idle_watts", counter_and_idle_watts)
+    thresholds = gc.get_threshold()
+
+    preparing.import_compiler(torch.device("cpu"))
+    assert asked == []
+    with outcome:
+        preparing.import_compiler(gpu)
+
+    assert asked == [(gpu, POWERCAP)]
+    assert "torch._inductor.compile_fx" in sys.modules
+    assert gc.get_threshold() == thresholds
 
 
 # -- compiled encoders -----------------------------------------------------------------------------

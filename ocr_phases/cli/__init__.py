@@ -40,8 +40,6 @@ from ocr_phases.versions import __version__
 
 #: Seconds within which a second signal says nothing new: a closing terminal sends two.
 _ONE_SIGNAL_SECONDS = 1.0
-#: How many new objects are made before the garbage collector looks at them. By default it is 700.
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 #: Seconds after which it is looked again whether an import has ended.
 _IMPORT_PAUSE_SECONDS = 0.01
 
@@ -63,9 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A process that ends need not look through all its objects for garbage: a report of a record
     # takes 3.08 s of CPU time, and 3.61 s without this (medians of 5 alternating pairs).
     atexit.register(gc.freeze)
-    # Imports make a million objects, and all of them stay: looking for garbage meanwhile took 0.3 s
-    # of a report's 4.8 s (medians of 5 alternating pairs).
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         _complete(os.environ.get("COMP_LINE", "").split())

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Generic, TypeVar
 
 import msgspec
@@ -83,8 +81,7 @@ from ocr_phases.steps import phases
 from ocr_phases.steps.capacity import capacity_for
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.decode_kernels import decode_attention
-from ocr_phases.steps.graphs import no_collection
-from ocr_phases.steps.preparing import numbered_announcements
+from ocr_phases.steps.preparing import import_compiler, numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
 from ocr_phases.steps.strategies import check_strategy
 from ocr_phases.steps.token_step import TOKEN_KERNELS
@@ -280,7 +277,7 @@ class Measurement:
         if not is_static and not is_vision_prepared:
             return
         if "compiled" in (request.strategy, request.vision):
-            self._import_compiler()
+            import_compiler(torch.device(self.device))
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         is_captured = is_static and inputs.input_ids.is_cuda
         with numbered_announcements(self._count_preparations(inputs)), self._vision_execution():
@@ -306,23 +303,6 @@ class Measurement:
                 self.vision_setup = SetupPart(compile_ms=took_ms)
             else:
                 self.vision_setup = SetupPart(capture_ms=took_ms)
-
-    def _import_compiler(self) -> None:
-        """Import the compiler, and measure the watts of an idle GPU meanwhile.
-
-        Either takes a second or more, and the GPU has nothing to do with the import.
-        """
-        device = torch.device(self.device)
-        if device.type != "cuda":
-            return
-        device_of(device).synchronize()
-        # The import makes many objects, which all stay.
-        with ThreadPoolExecutor(max_workers=1) as pool, no_collection():
-            measured = pool.submit(counter_and_idle_watts, device, POWERCAP)
-            import_module("torch._inductor.compile_fx")
-        # That there is no counter is told where the energy of the runs is measured.
-        with contextlib.suppress(OSError):
-            measured.result()
 
     def _shapes(self) -> tuple[object, ...]:
         """What the kernels and the memory of a run depend on: sizes of its inputs, and its way."""

@@ -208,7 +208,7 @@ class SlotCache(Cache):
 
         transformers asks for it where it makes the mask of a prompt, and would get the tokens so
         far, which the device counts. While a graph is captured it cannot read them. It would then
-        give the layers a mask, which they do without otherwise, and the compiler would begin again.
+        give the layers a mask, which they do without otherwise, and they would be compiled again.
         """
         return 0
 

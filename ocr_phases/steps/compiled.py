@@ -404,7 +404,8 @@ def _experts_by_short_numbers(
     A GPU sorts 8 bits at a time, in a kernel each: eight of them in each layer took 0.5 ms of a
     prefill of 25 ms on an H200.
     """
-    if experts.config._experts_implementation == "grouped_mm":  # which sorts and counts them only
+    is_grouped = experts.config._experts_implementation == "grouped_mm"
+    if is_grouped and not experts.has_bias:  # otherwise the numbers are indices too
         chosen = chosen.to(torch.int16)
     return super(type(experts), experts).forward(hidden_states, chosen, weights)
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
+from ocr_phases.collectors.energy import POWERCAP, counter_and_idle_watts
 from ocr_phases.errors import OcrPhasesError, first_line
 from ocr_phases.listeners import Channel, Listener
 from ocr_phases.models.devices import device_of
+from ocr_phases.versions import seldom_collected
 
 
 def _ignore(what: str) -> None:
@@ -85,6 +89,22 @@ def timed_preparation(device: torch.device | str) -> Iterator[Preparation]:
 
 
 # -- what is compiled ------------------------------------------------------------------------------
+
+
+def import_compiler(device: torch.device) -> None:
+    """Import the compiler, and measure the watts of the idle ``device`` meanwhile, if it is a GPU.
+
+    Either takes a second or more, and the GPU has nothing to do with the import.
+    """
+    if device.type != "cuda":
+        return
+    device_of(device).synchronize()
+    with ThreadPoolExecutor(max_workers=1) as pool, seldom_collected():
+        measured = pool.submit(counter_and_idle_watts, device, POWERCAP)
+        import_module("torch._inductor.compile_fx")
+    # That there is no counter is told where the energy of the runs is measured.
+    with contextlib.suppress(OSError):
+        measured.result()
 
 
 @contextlib.contextmanager
