@@ -325,9 +325,9 @@ def norm_methods(language_model: nn.Module) -> dict[nn.Module, Forward]:
 
 
 def prefill_methods(language_model: nn.Module) -> dict[nn.Module, Forward]:
-    """Methods for norms, as `norm_methods` gives, and for experts, whose tokens are sorted sooner.
+    """Methods for the norms of a prefill, as `norm_methods` gives, and for its experts.
 
-    Experts over a whole prompt sort its tokens by the number of their expert.
+    Experts of a whole prompt sort its tokens by expert. With these methods they do so faster.
     """
     methods = norm_methods(language_model)
     for module in language_model.modules():
