@@ -46,24 +46,6 @@ def test_no_import_brings_torch_or_pyplot() -> None:
     assert done.returncode == 0, done.stderr
 
 
-MEASURED = """
-import sys
-from ocr_phases import OCRSession, sample_page
-session = OCRSession.load("tiny", device="cpu")
-run = session.run_inference(
-    sample_page(), preset="tiny", max_new_tokens=2, repeats=1, warmup=0, ceilings=False
-)
-assert run["decode_ms"] > 0
-assert "matplotlib" not in sys.modules
-"""
-
-
-def test_a_measurement_imports_nothing_that_draws() -> None:
-    command = [sys.executable, "-c", MEASURED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
 WITHOUT_TEXT_LIBRARIES = """
 import sys
 sys.modules["rapidfuzz"] = sys.modules["apted"] = None

@@ -7,6 +7,8 @@ import difflib
 import json
 import pkgutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -623,3 +625,21 @@ def test_other_sizes_run_are_recorded_and_cost_what_ran(
     )
     cost = run_cost(saved)
     assert cost[cost["phase"] == "prefill"]["flops"].sum() == expected["flops"].sum()
+
+
+MEASURED = """
+import sys
+from ocr_phases import OCRSession, sample_page
+session = OCRSession.load("tiny", device="cpu")
+run = session.run_inference(
+    sample_page(), preset="tiny", max_new_tokens=2, repeats=1, warmup=0, ceilings=False
+)
+assert run["decode_ms"] > 0
+assert "matplotlib" not in sys.modules
+"""
+
+
+def test_a_measurement_imports_nothing_that_draws() -> None:
+    command = [sys.executable, "-c", MEASURED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

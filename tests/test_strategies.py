@@ -528,7 +528,6 @@ def test_idle_watts_are_measured_while_the_compiler_is_imported(
     gpu = torch.device("cuda")
     monkeypatch.setattr(preparing, "device_of", lambda _device: device_of("cpu"))
     monkeypatch.setattr(preparing, "counter_and_idle_watts", counter_and_idle_watts)
-    thresholds = gc.get_threshold()
 
     preparing.import_compiler(torch.device("cpu"))
     assert asked == []
@@ -537,7 +536,6 @@ def test_idle_watts_are_measured_while_the_compiler_is_imported(
 
     assert asked == [(gpu, POWERCAP)]
     assert "torch._inductor.compile_fx" in sys.modules
-    assert gc.get_threshold() == thresholds
 
 
 # -- compiled encoders -----------------------------------------------------------------------------

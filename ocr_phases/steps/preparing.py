@@ -23,7 +23,6 @@ from ocr_phases.collectors.energy import POWERCAP, counter_and_idle_watts
 from ocr_phases.errors import OcrPhasesError, first_line
 from ocr_phases.listeners import Channel, Listener
 from ocr_phases.models.devices import device_of
-from ocr_phases.versions import seldom_collected
 
 
 def _ignore(what: str) -> None:
@@ -99,7 +98,7 @@ def import_compiler(device: torch.device) -> None:
     if device.type != "cuda":
         return
     device_of(device).synchronize()
-    with ThreadPoolExecutor(max_workers=1) as pool, seldom_collected():
+    with ThreadPoolExecutor(max_workers=1) as pool:
         measured = pool.submit(counter_and_idle_watts, device, POWERCAP)
         import_module("torch._inductor.compile_fx")
     # That there is no counter is told where the energy of the runs is measured.
