@@ -4,7 +4,7 @@ model.
 
 import json
 import lzma
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -24,6 +24,8 @@ from ocr_phases.steps.capacity import CAPACITY
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.phases import DecodeState
 
+#: A function that gives the session and the inputs of a family's case.
+Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
 GOLDEN = Path(__file__).parent / "golden"
 CASES = ("base", "gundam", "small", "batch")
 #: The special ids that the recorded pages were packed with.

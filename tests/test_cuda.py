@@ -33,6 +33,10 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
 ]
+needs_grouped_product = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
+    reason="experts wait for the device on a GPU before Hopper",
+)
 PAGE = GOLDEN / "pages" / "a4_1240x1754.png"
 RECEIPT = PAGES / "receipt.png"
 RECORDED = RECORDINGS["deepseek-ocr"]
@@ -148,10 +152,7 @@ def test_strategies_equal_eager_and_are_reused(strategy: str, cuda_session: OCRS
     assert again.results == cuda_session.run_inference(PAGES / "slide.png", **options).results
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
-    reason="experts wait for the device on a GPU before Hopper",
-)
+@needs_grouped_product
 @pytest.mark.parametrize("preset", ["base", "gundam"])
 def test_a_captured_prefill_equals_one_that_is_not(preset: str) -> None:
     session = OCRSession.load("tiny", device="cuda", dtype="bfloat16")
@@ -173,10 +174,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset: str) -> None:
         torch.testing.assert_close(layer.keys, before, atol=0, rtol=0)
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
-    reason="experts wait for the device on a GPU before Hopper",
-)
+@needs_grouped_product
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_prefill_of_every_family_is_captured(family: str, strategy: str) -> None:

@@ -5,7 +5,6 @@ and they refuse broken rules. The vendor's class also runs with transformers 4.4
 """
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -15,6 +14,7 @@ from golden_cases import (
     RECORDINGS,
     VENDOR,
     VENDOR_CASES,
+    Driven,
     Recording,
     assert_same,
     captured,
@@ -32,9 +32,6 @@ from ocr_phases.steps.phases import DecodeState, generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-#: A function that gives the session and the inputs of a family's case.
-Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
 
 #: A case with crops of each class.
 CROPS = [*((name, "gundam") for name in RECORDINGS), (VENDOR, "crops")]

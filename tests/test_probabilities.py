@@ -3,7 +3,7 @@ region.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import PAGES
 from example_run import EOS, altered, make_run
-from golden_cases import captured
+from golden_cases import Driven, captured
 from grounding_texts import marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +39,6 @@ TOLERANCE = 1e-3
 #: How many tokens are generated.
 COUNT = 24
 RECEIPT = PAGES / "receipt.png"
-Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
 QUICK: dict[str, Any] = {
     "preset": "tiny",
     "max_new_tokens": 8,

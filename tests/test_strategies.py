@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from golden_cases import RECORDINGS, assert_same, recorded_inputs, static_step
+from golden_cases import RECORDINGS, Driven, assert_same, recorded_inputs, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -284,7 +285,7 @@ def test_a_captured_prefill_uses_no_cache_but_its_steps(golden_session: OCRSessi
 def test_a_prompt_needs_no_mask_while_a_graph_is_captured(
     name: str,
     case: str,
-    driven: Callable[[str, str], tuple[OCRSession, DeviceInputs]],
+    driven: Driven,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, inputs = driven(name, case)
@@ -502,39 +503,30 @@ def test_what_cannot_be_compiled_is_one_sentence() -> None:
         compiled(torch.ones(1))
 
 
-def fail(error: Exception) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
-    ("measure", "outcome"),
+    ("error", "outcome"),
     [
-        pytest.param(lambda: None, nullcontext(), id="measured"),
-        pytest.param(lambda: fail(OSError("no counter")), nullcontext(), id="no counter"),
-        pytest.param(lambda: fail(ValueError("wrong")), pytest.raises(ValueError), id="a fault"),
+        pytest.param(None, nullcontext(), id="measured"),
+        pytest.param(OSError("no counter"), nullcontext(), id="no counter"),
+        pytest.param(ValueError("wrong"), pytest.raises(ValueError), id="a fault"),
     ],
 )
 def test_idle_watts_are_measured_while_the_compiler_is_imported(
-    measure: Callable[[], None],
+    error: Exception | None,
     outcome: AbstractContextManager[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def counter_and_idle_watts(*arguments: Any) -> None:
-        asked.append(arguments)
-        measure()
-
     gpu = torch.device("cuda")
+    measure = Mock(side_effect=error)
     monkeypatch.setattr(preparing, "device_of", lambda _device: device_of("cpu"))
-    monkeypatch.setattr(preparing, "counter_and_idle_watts", counter_and_idle_watts)
+    monkeypatch.setattr(preparing, "counter_and_idle_watts", measure)
 
-    preparing.import_compiler(torch.device("cpu"))
-    assert asked == []
+    preparing.measure_idle_gpu(torch.device("cpu"))
+    assert measure.mock_calls == []
     with outcome:
-        preparing.import_compiler(gpu)
+        preparing.measure_idle_gpu(gpu)
 
-    assert asked == [(gpu, POWERCAP)]
+    assert measure.mock_calls == [call(gpu, POWERCAP)]
     assert "torch._inductor.compile_fx" in sys.modules
 
 

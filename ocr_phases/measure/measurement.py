@@ -81,7 +81,7 @@ from ocr_phases.steps import phases
 from ocr_phases.steps.capacity import capacity_for
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.decode_kernels import decode_attention
-from ocr_phases.steps.preparing import import_compiler, numbered_announcements
+from ocr_phases.steps.preparing import measure_idle_gpu, numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
 from ocr_phases.steps.strategies import check_strategy
 from ocr_phases.steps.token_step import TOKEN_KERNELS
@@ -277,7 +277,7 @@ class Measurement:
         if not is_static and not is_vision_prepared:
             return
         if "compiled" in (request.strategy, request.vision):
-            import_compiler(torch.device(self.device))
+            measure_idle_gpu(torch.device(self.device))
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         is_captured = is_static and inputs.input_ids.is_cuda
         with numbered_announcements(self._count_preparations(inputs)), self._vision_execution():

@@ -90,10 +90,11 @@ def timed_preparation(device: torch.device | str) -> Iterator[Preparation]:
 # -- what is compiled ------------------------------------------------------------------------------
 
 
-def import_compiler(device: torch.device) -> None:
-    """Import the compiler, and measure the watts of the idle ``device`` meanwhile, if it is a GPU.
+def measure_idle_gpu(device: torch.device) -> None:
+    """Measure the watts of an idle GPU, and import the compiler meanwhile.
 
-    Either takes a second or more, and the GPU has nothing to do with the import.
+    Either takes a second or more, and the GPU has nothing to do with the import. A CPU would be
+    busy with it, so for all other devices nothing happens here.
     """
     if device.type != "cuda":
         return
